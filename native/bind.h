@@ -1,0 +1,28 @@
+// What the binding files share. There is one of them a topic; none does arithmetic.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "dispatch.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+
+template <class T>
+using Array1 = nb::ndarray<T, nb::numpy, nb::shape<-1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Array2 = nb::ndarray<T, nb::numpy, nb::shape<-1, -1>, nb::c_contig, nb::device::cpu>;
+
+void bind_weights(nb::module_& m);    // pack(), PackedWeight
+void bind_attention(nb::module_& m);  // KVCache
+void bind_sampler(nb::module_& m);    // SampleInputs
+void bind_program(nb::module_& m);    // Program, StepInputs
+
+}  // namespace octavo

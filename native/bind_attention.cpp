@@ -1,0 +1,7 @@
+#include "bind.h"
+
+namespace octavo {
+
+void bind_attention(nb::module_&) {}
+
+}  // namespace octavo

@@ -1,0 +1,74 @@
+#include "dispatch.h"
+
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace octavo {
+
+#if defined(__x86_64__)
+namespace avx512_bf16 { extern const KernelTable table; }
+namespace avx512 { extern const KernelTable table; }
+namespace avx2 { extern const KernelTable table; }
+#endif
+namespace scalar { extern const KernelTable table; }
+
+#if defined(__x86_64__)
+namespace {
+
+// cpuid says what the processor has; XCR0 says which registers the operating system saves. Both are needed.
+struct Features {
+    bool avx2 = false, avx512 = false, vnni = false, bf16 = false;
+};
+
+Features detect() {
+    Features found;
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
+    bool osxsave = c & (1u << 27), avx = c & (1u << 28), fma = c & (1u << 12), f16c = c & (1u << 29);
+    if (!osxsave || !avx) return found;
+    unsigned low, high;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    bool ymm = (low & 0x6u) == 0x6u, zmm = (low & 0xe6u) == 0xe6u;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+    found.avx2 = ymm && fma && f16c && (b & (1u << 5));
+    bool f = b & (1u << 16), dq = b & (1u << 17), bw = b & (1u << 30), vl = b & (1u << 31);
+    found.vnni = c & (1u << 11);
+    found.avx512 = found.avx2 && zmm && f && dq && bw && vl && found.vnni;
+    unsigned max_subleaf = a;
+    if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) found.bf16 = a & (1u << 5);
+    return found;
+}
+
+}  // namespace
+#endif
+
+const std::vector<IsaLevel>& isa_levels() {
+    static const std::vector<IsaLevel> levels = [] {
+        std::vector<IsaLevel> list;
+#if defined(__x86_64__)
+        Features has = detect();
+        list.push_back({&avx512_bf16::table, has.avx512 && has.bf16, "AVX-512 F/BW/DQ/VL, VNNI and BF16"});
+        list.push_back({&avx512::table, has.avx512, "AVX-512 F/BW/DQ/VL and VNNI"});
+        list.push_back({&avx2::table, has.avx2, "AVX2, FMA and F16C"});
+#endif
+        list.push_back({&scalar::table, true, ""});
+        return list;
+    }();
+    return levels;
+}
+
+const KernelTable* select_isa(const std::string& name) {
+    std::string usable;
+    for (const auto& level : isa_levels()) {
+        if (level.supported && (name.empty() || name == level.table->name)) return level.table;
+        if (level.supported) usable += (usable.empty() ? "" : ", ") + std::string(level.table->name);
+        if (!level.supported && name == level.table->name)
+            throw std::invalid_argument("This machine cannot run the instruction set '" + name + "': it lacks some of " + level.missing + ".");
+    }
+    throw std::invalid_argument("Unknown instruction set '" + name + "'. This machine can run: " + usable + ".");
+}
+
+}  // namespace octavo

@@ -1,0 +1,2 @@
+// Dot products of the linear kernels for this ISA.
+#pragma once

@@ -1,0 +1,6 @@
+#define ISA scalar
+#define ISA_NAME "scalar"
+#include "vec_scalar.h"
+#include "dot_scalar.h"
+
+#include "../kernels/kernels.inl"

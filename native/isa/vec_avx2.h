@@ -1,0 +1,99 @@
+// The vector vocabulary for AVX2 with FMA and F16C: 8 lanes, 16 registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include "../types.h"
+
+namespace octavo::ISA {
+
+constexpr int W = 8;
+
+using vf = __m256;
+using vi = __m256i;
+
+static inline vf set1(float x) { return _mm256_set1_ps(x); }
+static inline vf zero() { return _mm256_setzero_ps(); }
+static inline vf load(const float* p) { return _mm256_loadu_ps(p); }
+static inline __m256i lane_mask(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline vf load_n(const float* p, int n) { return _mm256_maskload_ps(p, lane_mask(n)); }
+static inline void store(float* p, vf a) { _mm256_storeu_ps(p, a); }
+static inline void store_n(float* p, vf a, int n) { _mm256_maskstore_ps(p, lane_mask(n), a); }
+static inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
+static inline vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+static inline vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+static inline vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
+static inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
+static inline vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
+static inline vf abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+static inline vf select_lt(vf a, vf b, vf yes, vf no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
+
+static inline vi set1_i(int32_t x) { return _mm256_set1_epi32(x); }
+static inline vi zero_i() { return _mm256_setzero_si256(); }
+static inline vi load_i(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+static inline void store_i(int32_t* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+static inline vi add_i(vi a, vi b) { return _mm256_add_epi32(a, b); }
+static inline vi sub_i(vi a, vi b) { return _mm256_sub_epi32(a, b); }
+static inline vi mul_i(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
+static inline vf to_f32(vi a) { return _mm256_cvtepi32_ps(a); }
+static inline vi to_i32(vf a) { return _mm256_cvtps_epi32(a); }  // round half to even
+// x * 2^n for n in [-126, 127]
+static inline vf scale_exp(vf x, vi n) {
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)));
+}
+
+static inline vf load_bf16(const bf16* p) {
+    __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+// bf16 of each lane in the low half of its 32 bits; nearest even, NaN kept.
+static inline __m256i round_bf16(vf a) {
+    __m256i bits = _mm256_castps_si256(a);
+    __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))), 16);
+    __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(rounded, quiet, is_nan);
+}
+static inline void store_bf16(bf16* p, vf a) {
+    __m256i r = round_bf16(a);
+    __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+}
+static inline vf load_f16(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+static inline void store_f16(f16* p, vf a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+
+// The order of the tree is part of the definition: halves are folded, widest first.
+static inline float reduce_add(vf a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    x = _mm_add_ss(x, _mm_shuffle_ps(x, x, 1));
+    return _mm_cvtss_f32(x);
+}
+static inline float reduce_max(vf a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    x = _mm_max_ss(x, _mm_shuffle_ps(x, x, 1));
+    return _mm_cvtss_f32(x);
+}
+
+// W pairs of 16-bit floats: lane i holds (p[2i], p[2i+1]); the even and the odd elements as float32.
+static inline void split_bf16(const bf16* p, vf& even, vf& odd) {
+    __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+static inline void split_f16(const f16* p, vf& even, vf& odd) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    __m256i sorted = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), order);
+    sorted = _mm256_permute4x64_epi64(sorted, 0xd8);  // even halves together, odd halves together
+    even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted));
+    odd = _mm256_cvtph_ps(_mm256_extracti128_si256(sorted, 1));
+}
+
+}  // namespace octavo::ISA

@@ -1,0 +1,32 @@
+// All kernels of one ISA, and its table: the one symbol that an ISA file exports.
+#include "../ops.h"
+#include "../sampler.h"
+
+namespace octavo::ISA {
+
+// The share of `count` units that `thread` of `threads` takes: a contiguous range.
+struct Range {
+    int64_t begin, end;
+};
+static inline Range share(int64_t count, int thread, int threads) {
+    return {count * thread / threads, count * (thread + 1) / threads};
+}
+
+}  // namespace octavo::ISA
+
+#include "math.inl"
+
+#include "attention.inl"
+#include "elementwise.inl"
+#include "linear.inl"
+#include "sampler.inl"
+
+namespace octavo::ISA {
+
+extern const KernelTable table;
+const KernelTable table = {
+    ISA_NAME, W, act_of, act_bytes, quantize, linear, embed, rms_norm, rope_angles, rope, activation, add_rows, select_rows, softcap,
+    pool, store, attention_scratch, attention, attention_merge, sample, panel_of,
+};
+
+}  // namespace octavo::ISA

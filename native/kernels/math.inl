@@ -1,0 +1,39 @@
+// Vector functions written with the vocabulary alone.
+namespace octavo::ISA {
+
+// exp(x) by 2^n * p(r), r in [-ln2/2, ln2/2], p of degree 6: relative error below 2e-7. exp(x < -87.3) is 0, exp(-inf) is 0;
+// arguments are clamped at 88.3, so that 2^n stays finite. NaN is not kept: callers see to that.
+static inline vf exp(vf x) {
+    const vf low = set1(-87.336544f);
+    vf clamped = min(max(x, low), set1(88.3f));
+    vi n = to_i32(mul(clamped, set1(1.44269504f)));
+    vf f = to_f32(n);
+    vf r = fma(f, set1(-0.693359375f), clamped);
+    r = fma(f, set1(2.12194440e-4f), r);
+    vf p = set1(1.9875691500e-4f);
+    p = fma(p, r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = fma(p, mul(r, r), add(r, set1(1.0f)));
+    vf result = scale_exp(p, n);
+    return select_lt(x, low, zero(), result);
+}
+
+// tanh(x) = 1 - 2 / (exp(2x) + 1), by the odd polynomial near zero, where that difference would cancel.
+static inline vf tanh(vf x) {
+    vf magnitude = min(abs(x), set1(20.0f));
+    vf large = sub(set1(1.0f), div(set1(2.0f), add(exp(add(magnitude, magnitude)), set1(1.0f))));
+    vf square = mul(x, x);
+    vf p = set1(-0.00886323f);
+    p = fma(p, square, set1(0.02186948f));
+    p = fma(p, square, set1(-0.05396825f));
+    p = fma(p, square, set1(0.13333333f));
+    p = fma(p, square, set1(-0.33333334f));
+    vf small = fma(mul(p, square), x, x);
+    vf signed_large = select_lt(x, zero(), sub(zero(), large), large);
+    return select_lt(magnitude, set1(0.25f), small, signed_large);
+}
+
+}  // namespace octavo::ISA

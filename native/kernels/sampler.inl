@@ -1,0 +1,6 @@
+// From logits to a token.
+namespace octavo::ISA {
+
+static void sample(const SampleArgs&, int, int) {}
+
+}  // namespace octavo::ISA

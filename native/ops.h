@@ -1,0 +1,198 @@
+// The seam between the Program and the kernels: argument structs with shapes, and one table of functions per ISA.
+//
+// A kernel is called by every thread of the pool with its own `thread` of `threads`, does its share, and returns; whoever runs the ops puts
+// a barrier between two of them. Who computes what may depend on `threads`; what is computed never does.
+#pragma once
+
+#include "types.h"
+
+namespace octavo {
+
+// How a weight is packed. Integer weights are w = scale * q + minimum with unsigned q; `zero` folds a constant minimum of -zero * scale.
+enum class Format : uint8_t { f32, f16, bf16, i8, i4, i4k };
+
+// How an activation row is prepared for a weight format; the layout is the ISA's own.
+enum class Act : uint8_t { f32, bf16, q8, q8w };
+
+// A weight [n, k] after pack(): column panels, K grouped by the dot width. Only pack() and the linear kernels know the layout of `data`.
+struct PackedWeight {
+    Format format;
+    int32_t n, k;
+    int32_t group;       // K values that share a scale; 0 for floating point formats
+    int32_t zero;        // constant zero point, where there are no minima
+    bool has_minimum;    // a minimum stands beside every scale
+    int32_t panel;       // columns of a panel
+    int64_t panel_bytes; // distance between panels
+    int64_t bytes;
+    std::byte* data;
+};
+
+struct QuantizeArgs {  // x [rows, k] -> out, rows of act_bytes(act, k) bytes
+    Act act;
+    const float* x;
+    int64_t x_stride;
+    int rows, k;
+    std::byte* out;
+};
+
+struct LinearArgs {  // out [rows, n] = x [rows, k] . w^T + bias, or += with `accumulate`
+    const PackedWeight* weight;
+    const std::byte* x;  // prepared as act_of(weight->format)
+    int rows;
+    const float* bias;  // [n] or null
+    float* out;
+    int64_t out_stride;
+    bool accumulate;
+};
+
+struct EmbedArgs {  // out [rows, k] = dequantised rows `ids` of weight [n, k], times scale
+    const PackedWeight* weight;
+    const int32_t* ids;
+    int rows;
+    float scale;
+    float* out;
+    int64_t out_stride;
+};
+
+struct NormArgs {  // every group of `size` values of x [rows, groups * size] is normalised by its root mean square
+    const float* x;
+    int64_t x_stride;
+    const float* weight;  // [size]
+    float epsilon, offset;
+    int rows, groups, size;
+    float* out;
+    int64_t out_stride;
+};
+
+struct RopeAnglesArgs {  // out [rows, 2 * half]: cosines, then sines, of position * inv_freq, times scale
+    const int32_t* positions;
+    const double* inv_freq;
+    double scale;
+    int rows, half;
+    float* out;
+};
+
+struct RopeArgs {  // rotates the first 2 * half values of every head of x [rows, heads * head_dim] in place
+    const float* angles;  // [rows, 2 * half]
+    float* x;
+    int64_t x_stride;
+    int rows, heads, head_dim, half;
+    bool interleaved;
+};
+
+enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
+
+struct ActivationArgs {  // out = activation(gate) * up, or activation(gate) where up is null; [rows, size]
+    Activation kind;
+    const float* gate;
+    const float* up;
+    int64_t gate_stride, up_stride;
+    int rows, size;
+    float* out;
+    int64_t out_stride;
+};
+
+struct AddArgs {  // out = a + b; [rows, size]; b null: out = a * factor
+    const float* a;
+    const float* b;
+    float factor;
+    int64_t stride;
+    int rows, size;
+    float* out;
+};
+
+struct SelectArgs {  // out [rows, size] = x[index[row]]
+    const float* x;
+    int64_t stride;
+    const int32_t* index;
+    int rows, size;
+    float* out;
+};
+
+struct SoftcapArgs {  // x = cap * tanh(x * scale / cap); cap 0: x * scale; [rows, size] in place
+    float* x;
+    int64_t stride;
+    int rows, size;
+    float cap, scale;
+};
+
+struct PoolArgs {  // out [seqs, size]: last row, or the mean of the rows, of each sequence
+    const float* x;
+    int64_t stride;
+    const int32_t* query_start;
+    int seqs, size;
+    bool mean;
+    float* out;
+};
+
+enum class CacheType : uint8_t { f32, f16, bf16 };
+
+// One layer's keys and values. Block b, kv head h starts at (b * kv_heads + h) * head_bytes in each; the layout inside is the kernels' own:
+// 16-token tiles, keys [head_dim/2][16][2] and values [8][head_dim][2] for 16-bit types, [head_dim][16] and [16][head_dim] for float32.
+struct CacheLayer {
+    CacheType type;
+    int block_size, kv_heads, head_dim;
+    int64_t num_blocks;
+    std::byte* keys;
+    std::byte* values;
+};
+
+struct StoreArgs {  // writes k, v [rows, kv_heads * head_dim] to their slots (block * block_size + offset)
+    const float* k;
+    const float* v;
+    int64_t stride;
+    const int64_t* slot_mapping;  // [rows]
+    int rows;
+    CacheLayer cache;
+};
+
+struct AttentionArgs {
+    const float* q;  // [tokens, heads * head_dim]
+    int64_t q_stride;
+    float* out;  // like q
+    int64_t out_stride;
+    const int32_t* query_start;  // [seqs + 1]
+    const int32_t* seq_lens;     // [seqs]: tokens in the cache, this step's included
+    const int32_t* block_table;  // [seqs, table_stride]; entries wholly behind the window may be -1
+    int64_t table_stride;
+    int seqs, heads;
+    int window;  // 0: full
+    float scale, softcap;
+    CacheLayer cache;
+    std::byte* scratch;  // attention_scratch() bytes
+};
+
+struct SampleArgs;  // sampler.h
+
+// What one ISA can do. The order of the members is the order of the op in a step.
+struct KernelTable {
+    const char* name;
+    int lanes;
+
+    Act (*act_of)(Format format);
+    int64_t (*act_bytes)(Act act, int k);
+    void (*quantize)(const QuantizeArgs&, int thread, int threads);
+    void (*linear)(const LinearArgs* list, int count, int thread, int threads);  // all with one x: shared out together
+    void (*embed)(const EmbedArgs&, int thread, int threads);
+
+    void (*rms_norm)(const NormArgs&, int thread, int threads);
+    void (*rope_angles)(const RopeAnglesArgs&, int thread, int threads);
+    void (*rope)(const RopeArgs&, int thread, int threads);
+    void (*activation)(const ActivationArgs&, int thread, int threads);
+    void (*add)(const AddArgs&, int thread, int threads);
+    void (*select)(const SelectArgs&, int thread, int threads);
+    void (*softcap)(const SoftcapArgs&, int thread, int threads);
+    void (*pool)(const PoolArgs&, int thread, int threads);
+
+    void (*store)(const StoreArgs&, int thread, int threads);
+    int64_t (*attention_scratch)(int max_tokens, int max_seqs, int heads, int head_dim, int64_t max_seq_len, int threads);
+    void (*attention)(const AttentionArgs&, int thread, int threads);        // partials
+    void (*attention_merge)(const AttentionArgs&, int thread, int threads);  // after a barrier; may have nothing to do
+
+    void (*sample)(const SampleArgs&, int thread, int threads);
+
+    // Panels of `panel` columns for each format; 0 where the ISA does not take the format.
+    int (*panel_of)(Format format);
+};
+
+}  // namespace octavo
