@@ -1,7 +1,8 @@
 """The vocabulary of operations: what a decoder may say, and what every backend must do.
 
-An `Array` is a backend's own handle (a recorded buffer, a NumPy array, a torch tensor) of float32 values with a row per token (T), per
-sequence (S) or per output row (R). Row counts are symbolic while a Program is recorded: a decoder never compares or branches on them.
+An `Array` is a backend's own handle (a recorded buffer, a NumPy array, a torch tensor) of float32 values with a row
+per token (T), per sequence (S) or per output row (R). Row counts are symbolic while a Program is recorded: a decoder
+never compares or branches on them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 class RopeSpec:
     """One rotary embedding: angle(position, i) = position * inv_freq[i]; cos and sin are multiplied by `scale`.
 
-    Only the first 2 * len(inv_freq) values of a head are rotated. `interleaved` pairs (2i, 2i+1); otherwise (i, i + len(inv_freq)).
+    Only the first 2 * len(inv_freq) values of a head are rotated. `interleaved` pairs (2i, 2i+1); otherwise (i, i +
+    len(inv_freq)).
     """
 
     inv_freq: tuple[float, ...]
@@ -29,7 +31,9 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """The facts of one layer's attention. `window` 0 means full; key j is seen by query i iff j <= i and i - j < window."""
+    """The facts of one layer's attention. `window` 0 means full; key j is seen by query i iff j <= i and i - j <
+    window.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -40,7 +44,9 @@ class AttentionSpec:
 
 
 class Ops(Protocol):
-    """About twenty operations. Inputs of the step (token ids, positions, block tables, ...) are the backend's own and implicit."""
+    """About twenty operations. Inputs of the step (token ids, positions, block tables, ...) are the backend's own and
+    implicit.
+    """
 
     def embed(self, weight: Weight, scale: float = 1.0) -> Array:
         """Rows of `weight` [V, H] at the step's token ids, times `scale`: [T, H]."""
@@ -49,7 +55,9 @@ class Ops(Protocol):
         """x [*, K] times weight [N, K] transposed, plus bias [N]: [*, N]."""
 
     def rms_norm(self, x: Array, weight: Weight, eps: float, offset: float = 0.0) -> Array:
-        """x / sqrt(mean(x^2) + eps) * (weight + offset), over groups of len(weight) values: [*, G * len(weight)] keeps its shape."""
+        """x / sqrt(mean(x^2) + eps) * (weight + offset), over groups of len(weight) values: [*, G * len(weight)]
+        keeps its shape.
+        """
 
     def rope(self, x: Array, spec: RopeSpec, head_dim: int) -> Array:
         """Rotates each head of x [T, heads * head_dim] by the step's positions."""

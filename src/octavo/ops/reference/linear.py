@@ -1,0 +1,79 @@
+"""The definitions of linear layers: the exact one, and the arithmetic of each kind of stored weight.
+
+A plain array multiplies exactly, in float64. `Bf16Weight` and `QuantizedWeight` define what a kernel of that format
+computes; a kernel may differ from them by the rounding of its float32 sums only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.ops.reference.numbers import Values, round_to
+
+ACTIVATION_GROUP = 32  # values along K that share an activation scale
+
+
+@dataclass(frozen=True, slots=True)
+class Bf16Weight:
+    """values [N, K], each a bf16 number. Activations are rounded to bf16 first; products and sums are exact here."""
+
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """w[n, k] = scale[n, k / group] * q[n, k] + minimum[n, k / group], with integer q [N, K] of 4 or 8 bits.
+
+    scale and minimum (None: 0) are [N, K / group]; `group` is a multiple of ACTIVATION_GROUP, or divides it.
+    """
+
+    q: npt.NDArray[np.integer[Any]]
+    scale: Values
+    minimum: Values | None
+    group: int
+
+
+Weights = Values | Bf16Weight | QuantizedWeight
+
+
+def dequantize(weight: Weights) -> Values:
+    """The values [N, K] that a weight stands for."""
+    if isinstance(weight, Bf16Weight):
+        return weight.values
+    if isinstance(weight, QuantizedWeight):
+        values = weight.q.astype(np.float64) * np.repeat(weight.scale, weight.group, axis=-1)
+        return values if weight.minimum is None else values + np.repeat(weight.minimum, weight.group, axis=-1)
+    return np.asarray(weight, np.float64)
+
+
+def quantize_activations(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """x [*, K] as int8 q [*, K] and float32 scale [*, K / 32], with x about q * scale.
+
+    Per token and group of 32, in float32: scale = max|x| / 127 and q = x * (1 / scale) rounded to the nearest, halves
+    to even. A group whose scale is 0 (or whose reciprocal overflows) is all zeros.
+    """
+    groups = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, ACTIVATION_GROUP)
+    scale = np.abs(groups).max(axis=-1) / np.float32(127)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / scale
+    scale = np.where(np.isinf(inverse), np.float32(0), scale)
+    inverse = np.where(np.isinf(inverse), np.float32(0), inverse)
+    q = np.rint(groups * inverse[..., None])
+    return q.astype(np.int8).reshape(x.shape), scale
+
+
+def linear(x: Values, weight: Weights, bias: Values | None = None) -> Values:
+    """x [*, K] times weight [N, K] transposed, plus bias [N], in the arithmetic of the weight's kind."""
+    if isinstance(weight, QuantizedWeight):
+        q, scale = quantize_activations(x)
+        # Sums of products within a group are exact integers, and scales are applied to them: in float64 that equals
+        # multiplying what both sides stand for.
+        x = q.astype(np.float64) * np.repeat(scale.astype(np.float64), ACTIVATION_GROUP, axis=-1)
+    elif isinstance(weight, Bf16Weight):
+        x = round_to(x, "bf16")
+    product = x @ dequantize(weight).T
+    return product if bias is None else product + bias
