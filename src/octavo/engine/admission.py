@@ -1,0 +1,140 @@
+"""The admission gate: everything a client can get wrong about a request is found here, before the engine sees it."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from numbers import Integral
+
+from octavo.engine.request import Request
+from octavo.errors import RequestError
+from octavo.sampling_params import SamplingParams
+
+MAX_SALT_CHARACTERS = 1024
+# What a seed drawn from the server's seed depends on, beside the prompt: the parameters that shape a distribution. Not
+# how much is asked or how it is shown, so that a longer answer begins with the shorter one.
+_SEEDED_BY = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p",
+    "logit_bias", "allowed_token_ids", "bad_words",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the resolved config allows of any request; shared by every route and the offline API."""
+
+    vocab_size: int
+    max_model_len: int  # prompt and generated tokens together
+    max_sequence_tokens: int  # that the KV cache can hold for one sequence
+    eos_token_ids: frozenset[int] = frozenset()
+    seed: int | None = None  # of the server
+
+
+def admit(
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    limits: Limits,
+    *,
+    prompt: str | None = None,
+    bad_word_ids: tuple[tuple[int, ...], ...] = (),
+    priority: int = 0,
+    cache_salt: str | None = None,
+    pooling: str | None = None,
+    adapter: str | None = None,
+) -> Request:
+    """A request that the engine can finish, or RequestError naming the field.
+
+    max_tokens is cut to what the context leaves (None: all of it); the prompt is never cut unless
+    truncate_prompt_tokens asks for it, and then its last tokens stay.
+    """
+    token_ids = _prompt(prompt_token_ids, params, limits)
+    room = limits.max_model_len - len(token_ids)
+    wants_tokens = params.max_tokens != 0 and pooling is None
+    if room < wants_tokens:
+        raise RequestError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your prompt has "
+            f"{len(token_ids)} tokens{', which leaves none to generate' if room == 0 else ''}. Shorten the prompt.",
+            "prompt",
+        )
+    # The token that is sampled last is not computed, so that it needs no slot.
+    held = limits.max_sequence_tokens + 1 - len(token_ids)
+    max_tokens = min(room, max(held, 1)) if params.max_tokens is None else min(params.max_tokens, room)
+    max_tokens = max_tokens if wants_tokens else 0
+    if max(max_tokens, 1) > held:
+        raise RequestError(
+            f"The KV cache holds {limits.max_sequence_tokens} tokens, but the prompt has {len(token_ids)} and "
+            f"max_tokens is {max_tokens}. Ask for less, or start with a larger KV cache.",
+            "max_tokens" if held > 0 else "prompt",
+        )
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token_id in getattr(params, name) or ():
+            if token_id >= limits.vocab_size:
+                raise RequestError(
+                    f"{name} holds token id {token_id}, but the vocabulary has {limits.vocab_size} tokens.", name
+                )
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority must be an integer of 32 bits, got {priority!r:.60}.", "priority")
+    if cache_salt is not None and not (isinstance(cache_salt, str) and 0 < len(cache_salt) <= MAX_SALT_CHARACTERS):
+        raise RequestError(
+            f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters, got {cache_salt!r:.60}.",
+            "cache_salt",
+        )
+    if pooling is not None and params.n != 1:
+        raise RequestError(f"n must be 1 where a vector is asked for, got {params.n}.", "n")
+    eos_token_ids = frozenset() if params.ignore_eos else limits.eos_token_ids
+    return Request(
+        request_id,
+        token_ids,
+        params,
+        _seed(token_ids, params, limits.seed),
+        max_tokens,
+        eos_token_ids.union(params.stop_token_ids or ()),
+        eos_token_ids,
+        bad_word_ids,
+        prompt,
+        time.monotonic(),
+        priority,
+        cache_salt,
+        pooling,
+        adapter,
+    )
+
+
+def _prompt(prompt_token_ids: Sequence[int], params: SamplingParams, limits: Limits) -> tuple[int, ...]:
+    token_ids = tuple(prompt_token_ids)
+    if not token_ids:
+        raise RequestError("The prompt has no tokens.", "prompt")
+    # The whole at once in C; a look at each id only where something is wrong, or they are numpy's.
+    if set(map(type, token_ids)) != {int}:
+        for token_id in token_ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, Integral):
+                raise RequestError(f"The prompt must hold token ids, got {token_id!r:.60}.", "prompt")
+        token_ids = tuple(map(int, token_ids))
+    worst = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+    if not 0 <= worst < limits.vocab_size:
+        raise RequestError(
+            f"The prompt holds token id {_digits(worst)}, but ids go from 0 to {limits.vocab_size - 1}: the vocabulary "
+            f"has {limits.vocab_size} tokens.",
+            "prompt",
+        )
+    cut = params.truncate_prompt_tokens
+    if cut == -1:
+        cut = max(1, limits.max_model_len - max(1, params.max_tokens or 1))
+    return token_ids if cut is None else token_ids[-cut:]
+
+
+def _digits(number: int) -> str:
+    return str(number) if abs(number) < 10**30 else "of more than 30 digits"
+
+
+def _seed(token_ids: tuple[int, ...], params: SamplingParams, server_seed: int | None) -> int:
+    """64 bits: the client's; else fixed by the server's seed and what is asked, not when; else random."""
+    if params.seed is not None:
+        return params.seed % 2**64
+    if server_seed is None:
+        return secrets.randbits(64)
+    bias = sorted((params.logit_bias or {}).items())
+    content = [bias if name == "logit_bias" else getattr(params, name) for name in _SEEDED_BY]
+    return int.from_bytes(sha256(ascii((server_seed, token_ids, content)).encode()).digest()[:8], "little")

@@ -1,0 +1,229 @@
+"""The engine on a thread of its own, and the event loops that feed it and await its outputs."""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections import defaultdict
+
+from octavo.engine.engine import Engine
+from octavo.engine.outputs import SequenceOutput
+from octavo.engine.request import Request
+from octavo.engine.stats import Snapshot
+from octavo.errors import EngineDeadError, EngineFullError, OctavoError, RequestError
+
+logger = logging.getLogger(__name__)
+
+
+class OutputStream:
+    """The outputs of one request, as lists of what came since the last look; ends with its last sequence.
+
+    Ending early aborts the request: by `aclose`, by cancelling whoever awaits, or by dropping the stream. What is not
+    read yet is bounded by max_tokens of the request, and a slow reader slows nobody.
+    """
+
+    def __init__(self, engine: "AsyncEngine", request: Request, loop: asyncio.AbstractEventLoop) -> None:
+        self.request = request
+        self.loop = loop
+        self._engine = engine
+        self._outputs: list[SequenceOutput] = []
+        self._num_open = request.params.n
+        self._error: OctavoError | None = None
+        self._arrived = asyncio.Event()
+
+    def __aiter__(self) -> "OutputStream":
+        return self
+
+    async def __anext__(self) -> list[SequenceOutput]:
+        try:
+            while not self._outputs:
+                if self._error is not None:
+                    raise self._error
+                if self._num_open == 0:
+                    raise StopAsyncIteration
+                self._arrived.clear()
+                await self._arrived.wait()
+        except asyncio.CancelledError:
+            self._end()
+            raise
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    async def aclose(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._num_open and self._error is None:
+            self._num_open = 0
+            self._engine._forget(self.request.request_id)
+
+    def __del__(self) -> None:
+        self._end()
+
+    # Called in the stream's loop.
+
+    def _put(self, output: SequenceOutput) -> None:
+        self._outputs.append(output)
+        self._num_open -= output.finish_reason is not None
+        self._arrived.set()
+
+    def _fail(self, error: OctavoError) -> None:
+        if self._num_open:
+            self._error = error
+            self._arrived.set()
+
+
+class AsyncEngine:
+    """One thread steps the engine: it takes requests and aborts from an inbox between steps, and sleeps without work.
+
+    At most max_num_seqs + max_num_queued requests are in it at once (no bound with max_num_queued = 0).
+    `step_timeout`: seconds after which a step that has not returned makes the engine unhealthy.
+    """
+
+    def __init__(self, engine: Engine, *, step_timeout: float = 120.0) -> None:
+        config = engine.scheduler.config
+        self._engine = engine
+        self._most = config.max_num_seqs + config.max_num_queued if config.max_num_queued else None
+        self._step_timeout = step_timeout
+        self._step_started: float | None = None
+        self._accepts = True
+        self._error: OctavoError | None = None
+        # Weak, so that a stream that its reader drops ends its request; each is taken out at its end, in its loop.
+        self._streams: dict[str, weakref.ref[OutputStream]] = {}
+        self._inbox: queue.SimpleQueue[Request | str | None] = queue.SimpleQueue()  # a request, an id to abort, the end
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose streams have not ended."""
+        return len(self._streams)
+
+    def generate(self, request: Request) -> OutputStream:
+        """Queues a request at once and returns its outputs to come. Raises EngineFullError, EngineDeadError."""
+        if self._error is not None or not self._accepts:
+            raise EngineDeadError(str(self._error or "The engine is shutting down and takes no more requests."))
+        if request.request_id in self._streams:
+            raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
+        if self._most is not None and len(self._streams) >= self._most:
+            raise EngineFullError(f"The queue is full: {len(self._streams)} requests run or wait. Try again later.")
+        stream = OutputStream(self, request, asyncio.get_running_loop())
+        self._streams[request.request_id] = weakref.ref(stream)
+        self._inbox.put(request)
+        if self._error is not None:  # died since: its thread may have missed this stream
+            stream._fail(EngineDeadError(str(self._error)))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; its stream gets last outputs with finish_reason "abort"."""
+        self._inbox.put(request_id)
+
+    def is_healthy(self) -> bool:
+        """Whether the engine makes progress or has nothing to do."""
+        started = self._step_started
+        stuck = started is not None and time.monotonic() - started > self._step_timeout
+        return self._error is None and self._thread.is_alive() and not stuck
+
+    def stats(self) -> Snapshot:
+        return self._engine.snapshot()
+
+    async def drain(self, timeout: float) -> None:
+        """Takes no more requests, waits up to `timeout` seconds for those in it, then aborts the rest."""
+        self._accepts = False
+        await self._until_idle(timeout)
+        for request_id in list(self._streams):
+            self.abort(request_id)
+        await self._until_idle(self._step_timeout)
+
+    def close(self) -> None:
+        """Stops the thread after its step and closes the runner; open streams end with EngineDeadError."""
+        self._accepts = False
+        self._inbox.put(None)
+        self._thread.join(self._step_timeout)
+
+    async def _until_idle(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while self._streams and self._error is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+    def _forget(self, request_id: str) -> None:
+        """Nobody will read this request's outputs."""
+        self._streams.pop(request_id, None)
+        self._inbox.put(request_id)
+
+    # On the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            while self._take():
+                self._step_started = time.monotonic()
+                outputs = self._engine.step() if self._engine.has_work() else []
+                self._step_started = None
+                self._send(outputs)
+            self._error = EngineDeadError("The engine has been closed.")
+        except BaseException as error:
+            logger.critical("The engine has died.", exc_info=True)
+            self._error = EngineDeadError(f"The engine has died of {type(error).__name__}; the log says more.")
+        finally:
+            for request_id in list(self._streams):
+                self._fail(request_id, EngineDeadError(str(self._error)))
+            self._engine.close()
+
+    def _take(self) -> bool:
+        """Empties the inbox, after sleeping on it where there is no work; False at the end."""
+        block = not self._engine.has_work()
+        while True:
+            try:
+                message = self._inbox.get(block)
+            except queue.Empty:
+                return True
+            block = False
+            if message is None:
+                return False
+            if isinstance(message, str):
+                self._send(self._engine.abort(message))
+                continue
+            try:
+                self._engine.add(message)
+            except Exception as error:
+                if not isinstance(error, OctavoError):
+                    logger.exception("Request %s could not be started.", message.request_id)
+                    error = OctavoError("The request could not be started; the log says more.")
+                self._fail(message.request_id, error)
+
+    def _send(self, outputs: list[SequenceOutput]) -> None:
+        """Hands the outputs of a step to the loops that wait for them, each in one call."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, SequenceOutput]]] = defaultdict(list)
+        for output in outputs:
+            if (stream := self._stream(output.request_id)) is not None:
+                by_loop[stream.loop].append((stream, output))
+        for loop, pairs in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(self._deliver, pairs)
+            except RuntimeError:  # the loop has been closed over its streams
+                for stream, _ in pairs:
+                    self._forget(stream.request.request_id)
+
+    def _stream(self, request_id: str) -> OutputStream | None:
+        reference = self._streams.get(request_id)
+        return reference() if reference is not None else None
+
+    def _fail(self, request_id: str, error: OctavoError) -> None:
+        if (stream := self._stream(request_id)) is not None:
+            with contextlib.suppress(RuntimeError):
+                stream.loop.call_soon_threadsafe(self._end_stream, stream, error)
+
+    # In the loop of the streams.
+
+    def _deliver(self, pairs: list[tuple[OutputStream, SequenceOutput]]) -> None:
+        for stream, output in pairs:
+            stream._put(output)
+            if stream._num_open == 0:
+                self._streams.pop(stream.request.request_id, None)
+
+    def _end_stream(self, stream: OutputStream, error: OctavoError) -> None:
+        stream._fail(error)
+        self._streams.pop(stream.request.request_id, None)

@@ -1,0 +1,220 @@
+"""The step: schedule, launch, commit, and the text and numbers that come of it."""
+
+import copy
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from octavo.engine.batch import Batch, Pending, RangeOutput, Runner
+from octavo.engine.outputs import SequenceOutput
+from octavo.engine.request import Request, Sequence
+from octavo.engine.scheduler import Scheduler
+from octavo.engine.stats import EngineStats, Snapshot
+
+logger = logging.getLogger(__name__)
+
+
+class Detokenizer(Protocol):
+    """Turns the tokens of one sequence into text, and holds back what may yet become a stop string."""
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that has been found."""
+        ...
+
+    def append(self, token_ids: list[int]) -> str:
+        """New text that is certain; cut at a stop string."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back."""
+        ...
+
+    def decode_token(self, token_id: int) -> str: ...
+
+
+class _Live:
+    """A request that has not ended, and what the engine remembers of it between steps."""
+
+    __slots__ = ("detokenizers", "first_time", "last_times", "num_open", "num_tokens", "request", "sequence", "started")
+
+    def __init__(self, request: Request, sequence: Sequence, detokenizers: list[Detokenizer]) -> None:
+        self.request = request
+        self.sequence = sequence  # the first one
+        self.detokenizers = detokenizers  # by sequence index; none where no text is asked for
+        self.num_open = request.params.n
+        self.started = False  # the prompt has been computed and counted
+        self.first_time = 0.0
+        self.last_times = [0.0] * request.params.n
+        self.num_tokens = 0
+
+
+class _FailedLaunch:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def outputs(self) -> list[RangeOutput]:
+        raise self.error
+
+
+class Engine:
+    """Scheduler and runner, stepped by whoever owns it; not thread-safe.
+
+    With `lookahead` steps launched beyond the one that is committed, a runner that returns from `launch` before it
+    has finished is never idle between steps. An exception of the runner ends the requests of that step with
+    finish_reason "error"; one of a detokenizer ends its sequence. What `step` itself raises is a fault of the engine,
+    which is then dead.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        make_detokenizer: Callable[[Request, int], Detokenizer] | None = None,
+        stats: EngineStats | None = None,
+        *,
+        lookahead: int = 0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.stats = stats if stats is not None else EngineStats()
+        self._make_detokenizer = make_detokenizer
+        self._lookahead = lookahead
+        self._in_flight: deque[tuple[Batch, Pending]] = deque()
+        self._live: dict[str, _Live] = {}
+
+    def add(self, request: Request) -> None:
+        """Queues a request; RequestError where its id is in use or it could never fit."""
+        make = self._make_detokenizer if request.params.detokenize else None
+        detokenizers = [make(request, index) for index in range(request.params.n)] if make else []
+        sequence = self.scheduler.add(request)
+        self._live[request.request_id] = _Live(request, sequence, detokenizers)
+
+    def abort(self, request_id: str) -> list[SequenceOutput]:
+        """Ends a request, also in mid-step; an unknown id is no error."""
+        return self._deliver(self.scheduler.abort(request_id))
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_work()
+
+    def step(self) -> list[SequenceOutput]:
+        """Schedules and launches one step, and commits the oldest launched one; returns what it brought, with text."""
+        batch = self.scheduler.schedule()
+        if batch is not None:
+            self._in_flight.append((batch, self._launch(batch)))
+            self.stats.step_tokens.observe(batch.num_tokens)
+        if not self._in_flight or (batch is not None and len(self._in_flight) <= self._lookahead):
+            return []
+        batch, pending = self._in_flight.popleft()
+        try:
+            news = self.scheduler.commit(batch, pending.outputs())
+        except Exception:
+            logger.exception("Step %d failed; the %d requests in it end with an error.", batch.step, len(batch.ranges))
+            news = self.scheduler.fail(batch)
+        return self._deliver(news)
+
+    def snapshot(self) -> Snapshot:
+        """Numbers for metrics; may be called from another thread."""
+        scheduler = self.scheduler
+        return Snapshot(
+            len(scheduler.running),
+            len(scheduler.waiting),
+            scheduler.kv_cache_usage,
+            scheduler.num_preemptions,
+            scheduler.num_prefix_queries,
+            scheduler.num_prefix_hits,
+            scheduler.tables.last_step,
+            copy.deepcopy(self.stats),
+        )
+
+    def close(self) -> None:
+        self.runner.close()
+
+    def _launch(self, batch: Batch) -> Pending:
+        try:
+            return self.runner.launch(batch)
+        except Exception as error:
+            return _FailedLaunch(error)  # met in the order of commits
+
+    def _deliver(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
+        now = time.monotonic()
+        for output in news:
+            live = self._live[output.request_id]
+            if live.detokenizers:
+                try:
+                    self._add_text(output, live.detokenizers[output.index])
+                except Exception:
+                    logger.exception("The text of request %s failed; it ends with an error.", output.request_id)
+                    self._finish(output, "error", None)
+            self._count(output, live, now)
+        return news
+
+    def _add_text(self, output: SequenceOutput, detokenizer: Detokenizer) -> None:
+        params = self._live[output.request_id].request.params
+        # The token of a stop id is an output, but no text.
+        hides_last = output.finish_reason == "stop" and not params.include_stop_str_in_output
+        shown = len(output.token_ids) - hides_last
+        for count, token_id in enumerate(output.token_ids[:shown], 1):
+            output.text += detokenizer.append([token_id])
+            if detokenizer.stop_reason is not None:
+                # Tokens past the stop string came in the same step by speculation only: as if they had never been.
+                del output.token_ids[count:]
+                if output.logprobs is not None:
+                    del output.logprobs[count:]
+                self._finish(output, "stop", detokenizer.stop_reason)
+                break
+        if output.finish_reason is not None:
+            output.text += detokenizer.finish()
+        for entry in (*(output.logprobs or ()), *(output.prompt_logprobs or ())):
+            for token_id, logprob in (entry or {}).items():
+                logprob.decoded_token = detokenizer.decode_token(token_id)
+
+    def _finish(self, output: SequenceOutput, reason: str, stop_reason: str | None) -> None:
+        output.finish_reason, output.stop_reason = reason, stop_reason
+        for sequence in self.scheduler.requests.get(output.request_id, ()):
+            if sequence.index == output.index:
+                self.scheduler.finish(sequence, reason, stop_reason)
+                break
+
+    def _count(self, output: SequenceOutput, live: _Live, now: float) -> None:
+        stats, request, num_tokens = self.stats, live.request, len(output.token_ids)
+        if not live.started and output.finish_reason not in ("abort", "error"):
+            live.started = True
+            stats.prompt_tokens += len(request.prompt_token_ids)
+            stats.prompt_tokens_cached += output.num_cached_tokens
+        if num_tokens:
+            stats.generation_tokens += num_tokens
+            live.num_tokens += num_tokens
+            last = live.last_times[output.index]
+            if last:
+                stats.inter_token_latency.observe((now - last) / num_tokens, num_tokens)
+            elif not live.first_time:
+                live.first_time = now
+                stats.time_to_first_token.observe(now - request.arrival_time)
+            live.last_times[output.index] = now
+        if output.finish_reason is not None:
+            stats.request_success[output.finish_reason] += 1
+            live.num_open -= 1
+            if live.num_open == 0:
+                self._count_request(live, now)
+                del self._live[output.request_id]
+
+    def _count_request(self, live: _Live, now: float) -> None:
+        stats, request = self.stats, live.request
+        scheduled = live.sequence.scheduled_time
+        stats.e2e_latency.observe(now - request.arrival_time)
+        stats.request_prompt_tokens.observe(len(request.prompt_token_ids))
+        stats.request_generation_tokens.observe(live.num_tokens)
+        stats.request_max_tokens.observe(request.max_tokens)
+        stats.request_n.observe(request.params.n)
+        if scheduled:
+            stats.queue_time.observe(scheduled - request.arrival_time)
+            stats.inference_time.observe(now - scheduled)
+        if live.first_time:
+            last = max(live.last_times)
+            stats.prefill_time.observe(live.first_time - scheduled)
+            stats.decode_time.observe(last - live.first_time)
+            if live.num_tokens > request.params.n:
+                stats.time_per_output_token.observe((last - live.first_time) / (live.num_tokens - request.params.n))

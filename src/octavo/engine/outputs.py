@@ -1,0 +1,114 @@
+"""What leaves the engine: the news of a step per sequence, and the whole of a request that it adds up to."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.engine.request import Request, Sequence, TokenOutput
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Natural log-probability of a token at a position, its rank (1 = most likely) and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+Logprobs = dict[int, Logprob]  # by token id; the chosen or given token first
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """What a step added to one sequence; the one with a finish_reason is the last of its sequence."""
+
+    request_id: str
+    index: int
+    token_ids: list[int]  # new
+    text: str = ""  # new
+    logprobs: list[Logprobs] | None = None  # new, aligned with token_ids
+    finish_reason: str | None = None  # stop, length, abort, error
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None  # whole, once, with the first token; entry 0 is None
+    num_cached_tokens: int = 0
+    vector: Any = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sequence of a request."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[Logprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and everything generated for it so far."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[Logprobs | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    metrics: Any = None
+    num_cached_tokens: int = 0
+
+    @classmethod
+    def empty(cls, request: Request) -> "RequestOutput":
+        wants_logprobs = request.params.logprobs is not None
+        outputs = [
+            CompletionOutput(index, cumulative_logprob=0.0, logprobs=[]) if wants_logprobs else CompletionOutput(index)
+            for index in range(request.params.n)
+        ]
+        return cls(request.request_id, request.prompt, list(request.prompt_token_ids), None, outputs)
+
+    def apply(self, news: SequenceOutput) -> None:
+        """Adds what a step brought; streamed and whole replies are the same sum of the same pieces."""
+        output = self.outputs[news.index]
+        output.text += news.text
+        output.token_ids += news.token_ids
+        if news.logprobs is not None and output.logprobs is not None and output.cumulative_logprob is not None:
+            output.logprobs += news.logprobs
+            output.cumulative_logprob += sum(
+                entry[token_id].logprob for token_id, entry in zip(news.token_ids, news.logprobs, strict=True)
+            )
+        output.finish_reason = news.finish_reason
+        output.stop_reason = news.stop_reason
+        if news.prompt_logprobs is not None:
+            self.prompt_logprobs = news.prompt_logprobs
+        if news.index == 0:
+            self.num_cached_tokens = news.num_cached_tokens
+        self.finished = all(output.finish_reason is not None for output in self.outputs)
+
+
+def logprobs_of(token: TokenOutput) -> Logprobs:
+    """The chosen (or given) token and its best alternatives, by token id."""
+    entry = {token.token_id: Logprob(token.logprob, token.rank)}
+    for rank, (token_id, logprob) in enumerate(token.top, 1):
+        entry.setdefault(token_id, Logprob(logprob, rank))
+    return entry
+
+
+def news_of(sequence: Sequence, token_ids: list[int], samples: list[TokenOutput], first: bool) -> SequenceOutput:
+    """What a step brought, as it leaves the scheduler: without text. `samples` begin with those of `token_ids`."""
+    request = sequence.request
+    news = SequenceOutput(request.request_id, sequence.index, token_ids)
+    news.num_cached_tokens = sequence.num_cached_tokens
+    if sequence.finish_reason is not None:
+        news.finish_reason, news.stop_reason = sequence.finish_reason, sequence.stop_reason
+    if request.params.logprobs is not None:
+        news.logprobs = [logprobs_of(sample) for sample in samples[: len(token_ids)]]
+        sequence.cumulative_logprob += sum(sample.logprob for sample in samples[: len(token_ids)])
+    if first and sequence.index == 0 and request.params.prompt_logprobs is not None:
+        news.prompt_logprobs = [None, *map(logprobs_of, sequence.prompt_logprobs)]
+    return news

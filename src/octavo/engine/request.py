@@ -1,0 +1,136 @@
+"""A request as the admission gate leaves it, and the sequences of tokens that grow from it."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from octavo.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked, checked and resolved; immutable, made by `admission.admit` only."""
+
+    request_id: str  # made by the server, unique; a client's own id is a label elsewhere
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams  # as asked
+    seed: int  # resolved, 64 bits
+    max_tokens: int  # resolved: prompt + max_tokens never passes the context limit
+    stop_token_ids: frozenset[int]  # EOS ids (none with ignore_eos) and params.stop_token_ids
+    eos_token_ids: frozenset[int]
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    prompt: str | None = None
+    arrival_time: float = 0.0  # time.monotonic() seconds
+    priority: int = 0  # lower goes first
+    cache_salt: str | None = None
+    pooling: str | None = None
+    adapter: str | None = None
+
+
+@dataclass(slots=True)
+class TokenOutput:
+    """One token and, where logprobs were asked for, its natural logprob, its rank (from 1) and the alternatives."""
+
+    token_id: int
+    logprob: float = 0.0
+    rank: int = 0
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+class Status(Enum):
+    WAITING = "waiting"  # owns no block
+    RUNNING = "running"  # owns the blocks of its tables
+    FINISHED = "finished"  # owns no block, never scheduled again
+
+
+class Sequence:
+    """One line of tokens of a request: what is known, how far it is computed, and the blocks that hold it.
+
+    There are no phases: a sequence is behind by `len(token_ids) - num_computed_tokens`, and each step lets it catch
+    up. `num_computed_tokens` counts what has been scheduled, so that the next step can be scheduled while one is in
+    flight; a token that a step in flight will sample stands as -1 in `token_ids` once the step that consumes it is
+    scheduled.
+    """
+
+    __slots__ = (
+        "block_keys",
+        "block_tables",
+        "cumulative_logprob",
+        "draft_token_ids",
+        "finish_reason",
+        "has_penalties",
+        "index",
+        "max_length",
+        "min_length",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_pending_samples",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "num_reserved_tokens",
+        "order",
+        "output_counts",
+        "prompt_logprobs",
+        "request",
+        "scheduled_time",
+        "shares_tail",
+        "status",
+        "stop_reason",
+        "token_ids",
+        "waits_for",
+    )
+
+    def __init__(self, request: Request, index: int, arrival: int, num_groups: int) -> None:
+        self.request = request
+        self.index = index
+        self.order = (request.priority, arrival, index)  # who goes first: lower
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.min_length = self.num_prompt_tokens + request.params.min_tokens  # up to which nothing stops it
+        self.max_length = self.num_prompt_tokens + request.max_tokens
+        self.has_penalties = request.params.has_penalties
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0  # of the prompt, found in the cache at the first admission
+        self.num_pending_samples = 0  # sampled by steps that are not committed yet
+        self.num_preemptions = 0
+        self.num_published_blocks = 0
+        self.num_reserved_tokens = 0  # that the tables have slots for
+        self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]  # -1: freed behind a window, never read
+        self.block_keys: list[bytes] = []  # of the full blocks of token_ids, as far as they were needed
+        self.shares_tail = False  # the last partial block may be in other tables too: copy before writing
+        self.draft_token_ids: list[int] = []  # guesses of the tokens after token_ids
+        self.waits_for: bytes | None = None  # key of a block that another sequence is computing
+        self.status = Status.WAITING
+        self.finish_reason: str | None = None  # stop, length, abort, error
+        self.stop_reason: int | str | None = None  # the stop id or string, None for EOS
+        self.cumulative_logprob = 0.0
+        self.prompt_logprobs: list[TokenOutput] = []  # entry p scores prompt token p + 1
+        self.output_counts: dict[int, int] = {}  # generated token id -> count; kept only with penalties
+        self.scheduled_time = 0.0  # of the first admission, time.monotonic()
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed generated tokens."""
+        known = len(self.token_ids)
+        while known > self.num_prompt_tokens and self.token_ids[known - 1] < 0:
+            known -= 1
+        return known - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens : self.num_prompt_tokens + self.num_output_tokens]
+
+    def reset(self) -> None:
+        """Back to nothing computed; keeps what is committed. The scheduler has taken the blocks."""
+        while self.token_ids[-1] < 0:
+            self.token_ids.pop()
+        self.draft_token_ids.clear()
+        self.num_computed_tokens = self.num_published_blocks = self.num_reserved_tokens = self.num_pending_samples = 0
+        self.shares_tail = False
+        self.waits_for = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request.request_id}/{self.index} {self.status.value} "
+            f"{self.num_computed_tokens}/{len(self.token_ids)})"
+        )

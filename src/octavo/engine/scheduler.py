@@ -1,0 +1,409 @@
+"""Which sequences compute which tokens in the next step, and what a finished step changes."""
+
+import time
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from operator import attrgetter
+
+from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
+from octavo.engine.block_tables import BlockTables, CacheGroup
+from octavo.engine.outputs import SequenceOutput, news_of
+from octavo.engine.request import Request, Sequence, Status, TokenOutput
+from octavo.errors import ConfigError, RequestError
+
+__all__ = ["CacheGroup", "Scheduler", "SchedulerConfig"]
+
+_order = attrgetter("order")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The limits of a step. `enable_chunked_prefill` off: a prompt is computed whole in one step, or waits."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int  # the token budget of a step
+    max_model_len: int
+    max_output_rows: int  # rows of logits in a step
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0  # most tokens of one sequence in a step; 0: the budget
+    max_num_queued: int = 0  # requests that may wait; 0: no bound. Kept by the async engine
+    kv_dtype: str = ""  # in the key of every block
+
+
+class Scheduler:
+    """Sequences wait in one list and run in another, both in the order (priority, arrival, index).
+
+    A running sequence owns the blocks of its tables, a waiting one owns none. Strict order: where the first that
+    waits does not fit, those behind it wait too, except past one that waits for a prefix which a running sequence is
+    computing. A waiting sequence displaces running ones of lower priority. Steps are committed in the order in which
+    they were scheduled.
+    """
+
+    def __init__(self, config: SchedulerConfig, groups: list[CacheGroup]) -> None:
+        _validate(config, groups)
+        self.config = config
+        self.tables = BlockTables(groups, config.kv_dtype)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.requests: dict[str, list[Sequence]] = {}  # those with an unfinished sequence
+        self.num_preemptions = 0
+        self.num_prefix_queries = 0  # tokens
+        self.num_prefix_hits = 0  # tokens
+        self._arrivals = 0
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The most tokens that one sequence alone can hold in the cache."""
+        return self.tables.max_tokens or self.config.max_model_len
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The share of blocks that are not free, of the fullest group."""
+        return max(1.0 - pool.num_free / pool.num_blocks for pool in self.tables.pools)
+
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting or self.tables.num_in_flight)
+
+    def add(self, request: Request) -> Sequence:
+        """Queues a request, as its first sequence."""
+        if request.request_id in self.requests:
+            raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
+        # The last token that is sampled is not computed.
+        most = len(request.prompt_token_ids) + max(request.max_tokens, 1) - 1
+        if not request.prompt_token_ids or most > min(self.max_sequence_tokens, self.config.max_model_len):
+            raise RequestError(
+                f"A prompt of {len(request.prompt_token_ids)} tokens with max_tokens={request.max_tokens} does not "
+                f"fit: the KV cache holds {self.max_sequence_tokens} tokens, the context {self.config.max_model_len}.",
+                "max_tokens",
+            )
+        sequence = Sequence(request, 0, self._arrivals, len(self.tables.groups))
+        self._arrivals += 1
+        self.requests[request.request_id] = [sequence]
+        insort(self.waiting, sequence, key=_order)
+        return sequence
+
+    def abort(self, request_id: str, reason: str = "abort") -> list[SequenceOutput]:
+        """Ends all sequences of a request, whatever they are doing; no request of this id is no error."""
+        sequences = self.requests.get(request_id, [])
+        outputs = []
+        for sequence in list(sequences):
+            if sequence.status is not Status.FINISHED:
+                self.finish(sequence, reason)
+                outputs.append(SequenceOutput(request_id, sequence.index, [], finish_reason=reason))
+        if len(sequences) == 1:  # not forked yet
+            indices = range(1, sequences[0].request.params.n)
+            outputs += [SequenceOutput(request_id, index, [], finish_reason=reason) for index in indices]
+        return outputs
+
+    def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
+        """Ends a sequence and gives its blocks back. Finishing twice changes nothing."""
+        if sequence.status is Status.FINISHED:
+            return
+        _remove(self.running if sequence.status is Status.RUNNING else self.waiting, sequence)
+        self.tables.release(sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+        siblings = self.requests[sequence.request.request_id]
+        if all(sibling.status is Status.FINISHED for sibling in siblings):
+            del self.requests[sequence.request.request_id]
+
+    def schedule(self) -> Batch | None:
+        """The next step, or None where nothing can be computed before a step in flight is committed."""
+        tables = self.tables
+        batch = Batch(tables.last_step + 1, [], [], [[] for _ in tables.groups])
+        if self.waiting and self.running:
+            self._yield_to_priority(self.waiting[0])
+        if self._schedule_running(batch) and self.waiting:
+            self._schedule_waiting(batch)
+        if not batch.ranges:
+            return None
+        tables.last_step = batch.step
+        tables.num_in_flight += 1
+        return batch
+
+    def commit(self, batch: Batch, outputs: list[RangeOutput]) -> list[SequenceOutput]:
+        """Appends what the oldest step in flight sampled, publishes its full blocks, forks and finishes sequences."""
+        if len(outputs) != len(batch.ranges):
+            raise ValueError(f"The runner returned {len(outputs)} outputs for {len(batch.ranges)} ranges.")
+        news: list[SequenceOutput] = []
+        for scheduled, output in zip(batch.ranges, outputs, strict=True):
+            if _is_current(scheduled):
+                self._commit_range(scheduled, output, news)
+        self.tables.retire(batch.step)
+        return news
+
+    def fail(self, batch: Batch) -> list[SequenceOutput]:
+        """Ends the requests of the oldest step in flight, whose outputs cannot be had, with finish_reason "error"."""
+        news: list[SequenceOutput] = []
+        for scheduled in batch.ranges:
+            if _is_current(scheduled):
+                news += self.abort(scheduled.sequence.request.request_id, "error")
+        self.tables.retire(batch.step)
+        return news
+
+    # Scheduling: how many tokens, in which blocks.
+
+    def _schedule_running(self, batch: Batch) -> bool:
+        """Lets running sequences catch up, oldest first; False where one lacked blocks: nobody new may take any."""
+        running = self.running
+        index = 0
+        while index < len(running):
+            sequence = running[index]
+            index += 1
+            count = self._count(sequence, batch)
+            if count == 0:
+                continue
+            while not self.tables.reserve(sequence, count, batch):
+                # Blocks held for a step in flight come back by themselves: take from no more sequences than needed.
+                if self.tables.holds_back:
+                    return False
+                self._preempt(running[-1])
+                if sequence.status is Status.WAITING:
+                    return False
+            self._append(sequence, count, batch)
+        return True
+
+    def _schedule_waiting(self, batch: Batch) -> None:
+        """Admits sequences in order, until one does not fit."""
+        position = 0
+        config = self.config
+        while position < len(self.waiting) and len(self.running) < config.max_num_seqs:
+            if batch.num_tokens >= config.max_num_batched_tokens:
+                return
+            sequence = self.waiting[position]
+            num_hits = self.tables.find_prefix(sequence) if self._reads_cache(sequence) else 0
+            if num_hits is None:
+                position += 1
+                continue
+            self.tables.share_prefix(sequence, num_hits)
+            count = self._count(sequence, batch)
+            if count == 0 or not self.tables.reserve(sequence, count, batch):
+                self.tables.unshare_prefix(sequence)
+                return
+            del self.waiting[position]
+            insort(self.running, sequence, key=_order)
+            sequence.status = Status.RUNNING
+            if sequence.scheduled_time == 0.0:
+                sequence.scheduled_time = time.monotonic()
+                sequence.num_cached_tokens = sequence.num_computed_tokens
+                self.num_prefix_queries += sequence.num_prompt_tokens
+                self.num_prefix_hits += sequence.num_cached_tokens
+            self._append(sequence, count, batch)
+
+    def _count(self, sequence: Sequence, batch: Batch) -> int:
+        """How many of the tokens that the sequence is behind go into the step."""
+        config = self.config
+        budget = config.max_num_batched_tokens - batch.num_tokens
+        rows = config.max_output_rows - batch.num_rows
+        if budget < 1 or rows < 1:
+            return 0
+        known = len(sequence.token_ids) - sequence.num_computed_tokens
+        if sequence.num_pending_samples or known == 0:
+            return int(_may_run_ahead(sequence))
+        if known == 1 and not sequence.draft_token_ids:
+            return 1
+        if config.long_prefill_token_threshold and config.enable_chunked_prefill:
+            budget = min(budget, config.long_prefill_token_threshold)
+        request = sequence.request
+        if request.params.prompt_logprobs is not None and sequence.num_computed_tokens < sequence.num_prompt_tokens:
+            budget = min(budget, rows)  # nearly every position of the prompt takes a row
+        elif known > budget and not config.enable_chunked_prefill:
+            return 0
+        num_outputs = len(sequence.token_ids) - sequence.num_prompt_tokens
+        most_drafts = min(rows, request.max_tokens - num_outputs) - 1 if num_outputs else 0
+        return min(known + max(0, min(len(sequence.draft_token_ids), most_drafts)), budget)
+
+    def _reads_cache(self, sequence: Sequence) -> bool:
+        """Whether a prefix hit may count as computed: not where an output is asked of every position."""
+        request = sequence.request
+        return self.config.enable_prefix_caching and request.params.prompt_logprobs is None and request.pooling is None
+
+    def _append(self, sequence: Sequence, count: int, batch: Batch) -> None:
+        """Puts `count` reserved tokens of a sequence into the step and counts them as computed."""
+        request, token_ids, start = sequence.request, sequence.token_ids, sequence.num_computed_tokens
+        num_prompt, end = sequence.num_prompt_tokens, start + count
+        if start == len(token_ids):
+            token_ids.append(-1)
+        num_drafts = 0
+        if sequence.draft_token_ids:
+            num_drafts = max(0, end - len(token_ids))
+            del sequence.draft_token_ids[num_drafts:]
+        indices: tuple[int, ...] = ()
+        if end >= len(token_ids) and request.pooling is None:
+            forks = request.params.n > 1 and len(token_ids) == num_prompt
+            indices = tuple(range(request.params.n)) if forks else (sequence.index,)
+            sequence.num_pending_samples += 1
+            batch.num_rows += 1 + num_drafts
+        rows = (0, 0)
+        if start < num_prompt and request.params.prompt_logprobs is not None:
+            first, last = max(start, len(sequence.prompt_logprobs)), min(end, num_prompt - 1)
+            rows = (first, last) if first < last else rows
+            batch.num_rows += rows[1] - rows[0]
+        batch.ranges.append(ScheduledRange(sequence, start, count, indices, num_drafts, rows, sequence.num_preemptions))
+        batch.num_tokens += count
+        sequence.num_computed_tokens = end
+
+    def _yield_to_priority(self, head: Sequence) -> None:
+        """Preempts sequences of lower priority while they keep the first that waits from running."""
+        while self.running and self.running[-1].order[0] > head.order[0] and head.waits_for is None:
+            if len(self.running) < self.config.max_num_seqs and self.tables.can_hold(len(head.token_ids)):
+                return
+            self._preempt(self.running[-1])
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Puts a running sequence back in the queue without its blocks; outputs of it in flight will be ignored."""
+        _remove(self.running, sequence)
+        self.tables.release(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        insort(self.waiting, sequence, key=_order)
+
+    # Committing.
+
+    def _commit_range(self, scheduled: ScheduledRange, output: RangeOutput, news: list[SequenceOutput]) -> None:
+        sequence, end = scheduled.sequence, scheduled.start + scheduled.num_tokens
+        if output.prompt_logprobs:
+            sequence.prompt_logprobs += output.prompt_logprobs
+        if not scheduled.sample_indices:
+            self._publish(sequence, end)
+            if sequence.request.pooling is not None and end >= len(sequence.token_ids):
+                self.finish(sequence, "stop")
+                news.append(news_of(sequence, [], [], False))
+                news[-1].vector = output.vector
+            return
+        sequence.num_pending_samples -= 1
+        samples, known = output.samples, end - scheduled.num_drafts
+        if scheduled.num_drafts:
+            num_accepted = 0
+            for draft, sample in zip(sequence.draft_token_ids, samples, strict=False):
+                if draft != sample.token_id:
+                    break
+                num_accepted += 1
+            samples = samples[: num_accepted + 1]
+            sequence.num_computed_tokens -= scheduled.num_drafts - num_accepted
+            sequence.draft_token_ids.clear()
+            self._extend(sequence, known, samples, known + num_accepted, news)
+        elif len(scheduled.sample_indices) == 1:
+            self._extend(sequence, known, samples, end, news)
+        else:
+            self._publish(sequence, end)
+            lines = [sequence, *(self._fork(sequence, index) for index in scheduled.sample_indices[1:])]
+            for line, sample in zip(lines, samples, strict=True):
+                self._extend(line, known, [sample], end, news)
+
+    def _extend(
+        self, sequence: Sequence, position: int, samples: list[TokenOutput], end: int, news: list[SequenceOutput]
+    ) -> None:
+        """Writes tokens from `position` on until one ends the sequence, whose first `end` positions are computed."""
+        request, token_ids, first = sequence.request, sequence.token_ids, position == sequence.num_prompt_tokens
+        reason: str | None = None
+        stop: int | None = None
+        taken = []
+        if request.max_tokens == 0:
+            samples, reason = [], "length"
+        for sample in samples:
+            token_id = sample.token_id
+            if position < len(token_ids):
+                token_ids[position] = token_id
+            else:
+                token_ids.append(token_id)
+            taken.append(token_id)
+            position += 1
+            if token_id in request.stop_token_ids and position > sequence.min_length:
+                reason, stop = "stop", None if token_id in request.eos_token_ids else token_id
+                break
+            if position >= sequence.max_length:
+                reason = "length"
+                break
+        if sequence.has_penalties:
+            for token_id in taken:
+                sequence.output_counts[token_id] = sequence.output_counts.get(token_id, 0) + 1
+        if end // self.tables.block_size > sequence.num_published_blocks:
+            self._publish(sequence, min(end, len(token_ids)))
+        if reason is not None:
+            self.finish(sequence, reason, stop)
+        news.append(news_of(sequence, taken, samples, first))
+
+    def _fork(self, parent: Sequence, index: int) -> Sequence:
+        """A sibling with the parent's tokens and, where there is a slot for it to run, all of its blocks."""
+        child = Sequence(parent.request, index, parent.order[1], len(self.tables.groups))
+        child.block_keys = list(parent.block_keys)
+        child.num_cached_tokens, child.scheduled_time = parent.num_cached_tokens, parent.scheduled_time
+        self.requests[parent.request.request_id].append(child)
+        if len(self.running) >= self.config.max_num_seqs:
+            insort(self.waiting, child, key=_order)
+            return child
+        self.tables.fork(parent, child)
+        child.status = Status.RUNNING
+        insort(self.running, child, key=_order)
+        return child
+
+    def _publish(self, sequence: Sequence, end: int) -> None:
+        if self.config.enable_prefix_caching and sequence.status is Status.RUNNING:
+            self.tables.publish(sequence, end)
+
+    def check(self) -> None:
+        """Asserts law L2 and the invariants of sequences; for tests, walks everything."""
+        for queue, status in ((self.waiting, Status.WAITING), (self.running, Status.RUNNING)):
+            assert queue == sorted(queue, key=_order), "a queue is out of order"
+            for sequence in queue:
+                assert sequence.status is status and sequence in self.requests[sequence.request.request_id]
+                assert sequence.num_computed_tokens <= len(sequence.token_ids) + len(sequence.draft_token_ids)
+        for sequence in self.waiting:
+            assert not any(sequence.block_tables) and sequence.num_computed_tokens == 0, f"{sequence} owns blocks"
+        live = sum(sequence.status is not Status.FINISHED for line in self.requests.values() for sequence in line)
+        assert live == len(self.waiting) + len(self.running), "a sequence is in no queue"
+        self.tables.check(self.running)
+
+
+def _validate(config: SchedulerConfig, groups: list[CacheGroup]) -> None:
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_output_rows"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)}.")
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < config.max_model_len:
+        raise ConfigError(
+            "Without chunked prefill a prompt is computed in one step, so that max_num_batched_tokens="
+            f"{config.max_num_batched_tokens} must be at least max_model_len={config.max_model_len}. Raise it, or "
+            "leave chunked prefill on."
+        )
+    longest_chunk = min(config.max_num_batched_tokens, config.max_model_len)
+    for group in groups:
+        # A chunk, the window before it, and a block cut at each end; never more than the whole context.
+        most = -(-min(group.window + longest_chunk, config.max_model_len) // group.block_size) + 1
+        if group.window and group.num_blocks < most:
+            raise ConfigError(
+                f"A window of {group.window} tokens and steps of up to {longest_chunk} need {most} blocks of "
+                f"{group.block_size}, got {group.num_blocks}. "
+                "Lower max_num_batched_tokens, or give the KV cache more memory."
+            )
+
+
+def _is_current(scheduled: ScheduledRange) -> bool:
+    """Whether the sequence still stands where the step left it, neither finished nor preempted since."""
+    sequence = scheduled.sequence
+    return sequence.status is Status.RUNNING and sequence.num_preemptions == scheduled.epoch
+
+
+def _may_run_ahead(sequence: Sequence) -> bool:
+    """Whether the position after a token that is still being sampled may be computed already.
+
+    Not where the next row needs that token on the host, where it will fork the sequence, or where it is the last.
+    """
+    num_outputs = len(sequence.token_ids) - sequence.num_prompt_tokens
+    request = sequence.request
+    return (
+        sequence.num_pending_samples > 0
+        and not sequence.draft_token_ids
+        and not sequence.has_penalties
+        and not request.bad_word_ids
+        and (num_outputs > 0 or request.params.n == 1)
+        and num_outputs + 1 < request.max_tokens
+    )
+
+
+def _remove(queue: list[Sequence], sequence: Sequence) -> None:
+    index = bisect_left(queue, sequence.order, key=_order)
+    assert queue[index] is sequence, f"{sequence} is not in the queue of its status"
+    del queue[index]

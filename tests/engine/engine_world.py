@@ -1,0 +1,358 @@
+"""A runner that computes in integers, an oracle that knows what every request must yield, and a world that steps both.
+
+The fake cache stores in every slot what a real one holds: something that depends on the token, the position and all
+that was visible when it was written. Rows read it back through the block tables, so that a stale, foreign or lost
+block is a wrong token.
+"""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from octavo.engine.batch import Batch, RangeOutput, TokenOutput
+from octavo.engine.block_pool import block_key, root_key
+from octavo.engine.request import Request, Sequence
+from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
+from octavo.sampling_params import SamplingParams
+
+VOCAB = 50
+MASK = (1 << 61) - 1
+
+
+def mix(*values: int) -> int:
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = ((state ^ (value + 0x7F4A7C15)) * 0x100000001B3 + (state >> 29)) & MASK
+    return state
+
+
+def value_at(token_ids: list[int], position: int, window: int, memo: dict[int, int]) -> int:
+    """What the cache of a group holds at a position: a chain over the prefix (full), or a hash over the window."""
+    if position not in memo:
+        if window:
+            memo[position] = mix(position, *token_ids[max(0, position - window + 1) : position + 1])
+        else:
+            before = value_at(token_ids, position - 1, window, memo) if position else 1
+            memo[position] = mix(before, token_ids[position], position)
+    return memo[position]
+
+
+def choose(state: int, request: Request, index: int, position: int) -> int:
+    """The token sampled after `position`, from a hash of everything visible there."""
+    token_id = mix(state, request.seed, index, position) % VOCAB
+    if position + 1 - len(request.prompt_token_ids) < request.params.min_tokens:
+        while token_id in request.stop_token_ids:
+            token_id = (token_id + 1) % VOCAB
+    return token_id
+
+
+def row_state(values_by_group: list[list[int]]) -> int:
+    return mix(*(mix(*values) for values in values_by_group))
+
+
+class Oracle:
+    """The tokens of each sequence of a request, computed from its own tokens alone."""
+
+    def __init__(self, windows: list[int]) -> None:
+        self.windows = windows
+
+    def state(self, token_ids: list[int], position: int, memos: list[dict[int, int]]) -> int:
+        rows = []
+        for window, memo in zip(self.windows, memos, strict=True):
+            first = max(0, position - window + 1) if window else 0
+            rows.append([value_at(token_ids, p, window, memo) for p in range(first, position + 1)])
+        return row_state(rows)
+
+    def run(self, request: Request, index: int) -> tuple[list[int], str]:
+        token_ids = list(request.prompt_token_ids)
+        memos: list[dict[int, int]] = [{} for _ in self.windows]
+        output: list[int] = []
+        while len(output) < request.max_tokens:
+            position = len(token_ids) - 1
+            token_id = choose(self.state(token_ids, position, memos), request, index, position)
+            output.append(token_id)
+            token_ids.append(token_id)
+            if token_id in request.stop_token_ids and len(output) > request.params.min_tokens:
+                return output, "stop"
+        return output, "length"
+
+    def prompt_logprobs(self, request: Request) -> list[float]:
+        token_ids, memos = list(request.prompt_token_ids), [dict[int, int]() for _ in self.windows]
+        return [-(self.state(token_ids, p, memos) % 1000) / 100.0 for p in range(len(token_ids) - 1)]
+
+
+@dataclass
+class Launched:
+    results: list[RangeOutput]
+
+    def outputs(self) -> list[RangeOutput]:
+        return self.results
+
+
+class FakeRunner:
+    def __init__(self, groups: list[CacheGroup]) -> None:
+        self.groups = groups
+        # (position, token, value) per slot
+        self.slots: list[list[tuple[int, int, int] | None]] = [[None] * (g.num_blocks * g.block_size) for g in groups]
+        self.last_sampled: dict[tuple[str, int], int] = {}
+        self.num_computed = 0
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def launch(self, batch: Batch) -> Launched:
+        sizes = [group.block_size for group in self.groups]
+        read = [self.slots[c.group][c.src * sizes[c.group] : (c.src + 1) * sizes[c.group]] for c in batch.copies]
+        for group, blocks in enumerate(batch.opened):
+            for block in blocks:
+                self.slots[group][block * sizes[group] : (block + 1) * sizes[group]] = [None] * sizes[group]
+        for copy, content in zip(batch.copies, read, strict=True):
+            size = sizes[copy.group]
+            self.slots[copy.group][copy.dst * size : (copy.dst + 1) * size] = content
+        assert sum(r.num_tokens for r in batch.ranges) == batch.num_tokens
+        assert len({id(r.sequence) for r in batch.ranges}) == len(batch.ranges)
+        for scheduled in batch.ranges:  # all writes of a step come before its reads, as in a layer
+            self._write(scheduled.sequence, scheduled.start, scheduled.num_tokens)
+        return Launched([self._rows(scheduled) for scheduled in batch.ranges])
+
+    def _slot(self, sequence: Sequence, group: int, position: int) -> int:
+        size = self.groups[group].block_size
+        block = sequence.block_tables[group][position // size]
+        assert block >= 0, "a position behind the window was touched"
+        return block * size + position % size
+
+    def _write(self, sequence: Sequence, start: int, count: int) -> None:
+        tokens = sequence.token_ids + sequence.draft_token_ids
+        for position in range(start, start + count):
+            token = tokens[position]
+            if token == -1:
+                token = self.last_sampled[sequence.request.request_id, sequence.index]
+            self.num_computed += 1
+            for group, spec in enumerate(self.groups):
+                slots = self.slots[group]
+                if spec.window:
+                    seen = [
+                        self._read(sequence, group, p)[1] for p in range(max(0, position - spec.window + 1), position)
+                    ]
+                    value = mix(position, *seen, token)
+                else:
+                    before = self._read(sequence, group, position - 1)[2] if position else 1
+                    value = mix(before, token, position)
+                slots[self._slot(sequence, group, position)] = (position, token, value)
+
+    def _read(self, sequence: Sequence, group: int, position: int) -> tuple[int, int, int]:
+        entry = self.slots[group][self._slot(sequence, group, position)]
+        assert entry is not None, f"{sequence} reads position {position} before it was written"
+        assert entry[0] == position, f"{sequence} reads position {entry[0]} for {position}"
+        return entry
+
+    def _state(self, sequence: Sequence, position: int) -> int:
+        rows = []
+        for group, spec in enumerate(self.groups):
+            first = max(0, position - spec.window + 1) if spec.window else 0
+            rows.append([self._read(sequence, group, p)[2] for p in range(first, position + 1)])
+        return row_state(rows)
+
+    def _rows(self, scheduled) -> RangeOutput:
+        sequence, request = scheduled.sequence, scheduled.sequence.request
+        end = scheduled.start + scheduled.num_tokens
+        samples = []
+        if scheduled.sample_indices:
+            for position in range(end - 1 - scheduled.num_drafts, end):
+                state = self._state(sequence, position)
+                for index in scheduled.sample_indices:
+                    token_id = choose(state, request, index, position)
+                    samples.append(TokenOutput(token_id, -(state % 1000) / 100.0, 1))
+                    self.last_sampled[request.request_id, index] = token_id
+        prompt = []
+        for position in range(*scheduled.prompt_logprob_rows):
+            state = self._state(sequence, position)
+            prompt.append(TokenOutput(sequence.token_ids[position + 1], -(state % 1000) / 100.0, 1))
+        return RangeOutput(samples, prompt)
+
+
+def request(
+    request_id: str,
+    prompt: list[int],
+    *,
+    max_tokens: int = 8,
+    stop: frozenset[int] = frozenset(),
+    eos: frozenset[int] = frozenset(),
+    seed: int = 0,
+    priority: int = 0,
+    salt: str | None = None,
+    **params,
+) -> Request:
+    return Request(
+        request_id,
+        tuple(prompt),
+        SamplingParams(max_tokens=max_tokens, **params),
+        seed,
+        max_tokens,
+        stop | eos,
+        eos,
+        priority=priority,
+        cache_salt=salt,
+    )
+
+
+@dataclass
+class Collected:
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None
+    prompt_logprobs: list | None = None
+    num_cached: int = 0
+
+
+class World:
+    """A scheduler, a fake runner and up to `ahead` steps in flight beyond the one being committed."""
+
+    def __init__(self, config: SchedulerConfig, groups: list[CacheGroup], *, ahead: int = 0, drafts: int = 0, seed=0):
+        self.scheduler = Scheduler(config, groups)
+        self.runner = FakeRunner(groups)
+        self.oracle = Oracle([group.window for group in groups])
+        self.ahead = ahead
+        self.drafts = drafts
+        self.random = random.Random(seed)
+        self.in_flight: deque[tuple[Batch, Launched]] = deque()
+        self.requests: dict[str, Request] = {}
+        self.results: dict[tuple[str, int], Collected] = {}
+        self.tables: dict[tuple[str, int, int], list[list[int]]] = {}
+        self.prefixes: dict[bytes, list[int]] = {}
+        self.num_steps = self.num_copies = 0
+        self.batches: list[list[tuple[str, int, int, int]]] = []  # per step: request, index, start, tokens
+        self.check_every = 10  # steps between looks at the content of all published blocks
+
+    def add(self, new: Request) -> None:
+        self.scheduler.add(new)
+        self.requests[new.request_id] = new
+        for index in range(new.params.n):
+            self.results[new.request_id, index] = Collected()
+
+    def abort(self, request_id: str) -> None:
+        self._collect(self.scheduler.abort(request_id))
+
+    def step(self) -> bool:
+        """Schedules one step and commits the oldest in flight where there are enough; False where nothing happened."""
+        self.num_steps += 1
+        batch = self.scheduler.schedule()
+        if batch is not None:
+            self._check_batch(batch)
+            self.in_flight.append((batch, self.runner.launch(batch)))
+            self.check()
+        if self.in_flight and (len(self.in_flight) > self.ahead or batch is None):
+            committed, launched = self.in_flight.popleft()
+            self._collect(self.scheduler.commit(committed, launched.outputs()))
+            self._propose()
+            self.check()
+            return True
+        return batch is not None
+
+    def run(self, limit: int = 100_000) -> None:
+        for _ in range(limit):
+            if not self.scheduler.has_work():
+                break
+            assert self.step(), "the scheduler is stuck"
+        assert not self.scheduler.has_work(), "not done within the limit"
+        self.check()
+
+    def _collect(self, news) -> None:
+        for new in news:
+            result = self.results[new.request_id, new.index]
+            assert result.reason is None, "output after the end"
+            result.tokens += new.token_ids
+            result.reason = new.finish_reason
+            result.num_cached = new.num_cached_tokens
+            if new.finish_reason is not None:
+                asked = self.requests[new.request_id]
+                self._remember(asked, [*asked.prompt_token_ids, *result.tokens])
+            if new.prompt_logprobs is not None:
+                assert result.prompt_logprobs is None
+                result.prompt_logprobs = new.prompt_logprobs
+
+    def _propose(self) -> None:
+        """Drafts: right, wrong or half right guesses for sequences that have no token in flight."""
+        if not self.drafts:
+            return
+        for sequence in self.scheduler.running:
+            caught_up = sequence.num_computed_tokens == len(sequence.token_ids) - 1
+            if sequence.num_pending_samples or not sequence.num_output_tokens or not caught_up:
+                continue
+            tokens, _ = self.oracle.run(sequence.request, sequence.index)
+            guess = tokens[sequence.num_output_tokens :][: self.random.randint(0, self.drafts)]
+            if guess and self.random.random() < 0.5:
+                guess[self.random.randrange(len(guess))] = self.random.randrange(VOCAB)
+            sequence.draft_token_ids = guess
+
+    def _check_batch(self, batch: Batch) -> None:
+        config = self.scheduler.config
+        self.num_copies += len(batch.copies)
+        self.batches.append(
+            [(r.sequence.request.request_id, r.sequence.index, r.start, r.num_tokens) for r in batch.ranges]
+        )
+        assert 0 < batch.num_tokens <= config.max_num_batched_tokens, (batch, config)
+        assert batch.num_rows <= config.max_output_rows
+        assert len(self.scheduler.running) <= config.max_num_seqs
+        assert all(scheduled.num_tokens > 0 for scheduled in batch.ranges)
+        rows = sum(
+            len(range(*r.prompt_logprob_rows)) + (1 + r.num_drafts if r.sample_indices else 0) for r in batch.ranges
+        )
+        assert rows == batch.num_rows
+        dst = {(copy.group, copy.dst) for copy in batch.copies}
+        assert not any((group, block) in dst for group, blocks in enumerate(batch.opened) for block in blocks)
+        copied = {(copy.group, copy.src): copy.dst for copy in batch.copies}
+        for sequence in self.scheduler.running:  # tables are append-only, but for copies and blocks behind a window
+            key = (sequence.request.request_id, sequence.index, sequence.num_preemptions)
+            for group, (old, new) in enumerate(
+                zip(self.tables.get(key, sequence.block_tables), sequence.block_tables, strict=True)
+            ):
+                assert len(old) <= len(new)
+                for before, after in zip(old, new, strict=False):
+                    assert after in (before, -1) or (group, before) in copied
+        self.tables = {
+            (s.request.request_id, s.index, s.num_preemptions): [list(table) for table in s.block_tables]
+            for s in self.scheduler.running
+        }
+
+    def check(self) -> None:
+        self.scheduler.check()
+        if self.num_steps % self.check_every == 0:
+            self._check_published()
+
+    def _remember(self, asked: Request, token_ids: list[int]) -> None:
+        size, key = self.scheduler.tables.block_size, root_key(None, asked.cache_salt, "")
+        for first in range(0, len(token_ids) - size + 1, size):
+            key = block_key(key, token_ids[first : first + size])
+            self.prefixes.setdefault(key, token_ids[: first + size])
+
+    def _check_published(self) -> None:
+        """The content of every block that can be found is that of its key, recomputed here from tokens."""
+        size = self.scheduler.tables.block_size
+        for line in self.scheduler.requests.values():
+            for sequence in line:
+                self._remember(sequence.request, sequence.token_ids)
+        for group, pool in enumerate(self.scheduler.tables.pools):
+            window = self.scheduler.tables.groups[group].window
+            for key, block in pool._published.items():
+                prefix, memo = self.prefixes[key], dict[int, int]()
+                for offset in range(size):
+                    position = len(prefix) - size + offset
+                    expected = (position, prefix[position], value_at(prefix, position, window, memo))
+                    assert self.runner.slots[group][block * size + offset] == expected, "a published block is wrong"
+
+    def verify(self) -> None:
+        """Every finished sequence has exactly its own tokens; aborted ones a prefix of them."""
+        for (request_id, index), result in self.results.items():
+            asked = self.requests[request_id]
+            tokens, reason = self.oracle.run(asked, index)
+            if result.reason in ("abort", "error"):
+                assert result.tokens == tokens[: len(result.tokens)]
+                continue
+            assert (result.tokens, result.reason) == (tokens, reason), f"{request_id}/{index}"
+            assert result.num_cached < len(asked.prompt_token_ids)
+            if asked.params.prompt_logprobs is not None and index == 0:
+                given = [next(iter(entry.items())) for entry in result.prompt_logprobs[1:]]
+                assert result.prompt_logprobs[0] is None
+                assert [token for token, _ in given] == list(asked.prompt_token_ids[1:])
+                assert [entry.logprob for _, entry in given] == self.oracle.prompt_logprobs(asked)

@@ -1,0 +1,257 @@
+"""The engine behind an event loop: streams, aborts by every way of leaving, bounds, death and health."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from engine_world import FakeRunner, Oracle, request
+
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.engine import Engine
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
+from octavo.errors import EngineDeadError, EngineFullError, RequestError
+
+PROMPT = [5, 9, 2, 6, 5, 3, 5, 8, 9]
+GROUPS = [CacheGroup("full", 400, 4)]
+
+
+class Gated(FakeRunner):
+    """A runner whose steps wait at a gate, and take a moment each."""
+
+    def __init__(self) -> None:
+        super().__init__(GROUPS)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.num_steps = 0
+
+    def launch(self, batch):
+        self.gate.wait(20)
+        self.num_steps += 1
+        time.sleep(0.0005)
+        return super().launch(batch)
+
+
+@contextlib.contextmanager
+def served(*, lookahead: int = 0, step_timeout: float = 20.0, **config) -> Iterator[tuple[AsyncEngine, Gated]]:
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 1000, "max_output_rows": 32} | config
+    runner = Gated()
+    scheduler = Scheduler(SchedulerConfig(**options), GROUPS)
+    engine = AsyncEngine(Engine(scheduler, runner, lookahead=lookahead), step_timeout=step_timeout)
+    try:
+        yield engine, runner
+    finally:
+        runner.gate.set()
+        engine.close()
+        assert runner.closed
+        scheduler.check()
+
+
+async def whole(engine: AsyncEngine, asked) -> RequestOutput:
+    result = RequestOutput.empty(asked)
+    async for outputs in engine.generate(asked):
+        for news in outputs:
+            result.apply(news)
+    return result
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("did not happen in ten seconds")
+
+
+def idle(engine: AsyncEngine) -> bool:
+    snapshot = engine.stats()
+    return (snapshot.num_running, snapshot.num_waiting, snapshot.kv_cache_usage, engine.num_live) == (0, 0, 0.0, 0)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_many_requests_at_once_get_their_own_tokens(lookahead: int) -> None:
+    async def main() -> None:
+        with served(lookahead=lookahead) as (engine, _):
+            asked = [request(f"r{i}", PROMPT[i % 5 :], max_tokens=20, n=1 + i % 2, seed=i) for i in range(20)]
+            outputs = await asyncio.gather(*(whole(engine, one) for one in asked))
+            for one, output in zip(asked, outputs, strict=True):
+                assert output.finished
+                for index, completion in enumerate(output.outputs):
+                    assert completion.token_ids == Oracle([0]).run(one, index)[0]
+            await until(lambda: idle(engine))
+            assert engine.is_healthy()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("leave", ["close", "cancel", "drop"])
+def test_a_reader_that_leaves_ends_its_request_only(leave: str) -> None:
+    async def read(engine: AsyncEngine, asked) -> None:
+        stream = engine.generate(asked)
+        num_read = 0
+        async for _ in stream:
+            num_read += 1
+            if num_read == 3 and leave == "close":
+                await stream.aclose()
+                return
+            if num_read == 3 and leave == "drop":
+                return
+
+    async def main() -> None:
+        with served(max_num_seqs=1) as (engine, _):
+            gone = asyncio.create_task(read(engine, request("gone", PROMPT, max_tokens=900)))
+            await until(lambda: engine.stats().totals.generation_tokens > 3)
+            other = asyncio.create_task(whole(engine, request("other", PROMPT, max_tokens=9)))
+            if leave == "cancel":
+                gone.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+            del gone
+            gc.collect()
+            output = await other
+            assert output.outputs[0].token_ids == Oracle([0]).run(request("other", PROMPT, max_tokens=9), 0)[0]
+            await until(lambda: idle(engine))
+            assert engine.stats().totals.request_success["abort"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_waiting_request_can_leave_without_touching_the_running_one() -> None:
+    async def main() -> None:
+        with served(max_num_seqs=1) as (engine, _):
+            running = asyncio.create_task(whole(engine, request("a", PROMPT, max_tokens=60)))
+            await until(lambda: engine.stats().num_running == 1)
+            waiting = engine.generate(request("b", PROMPT[1:], max_tokens=60))
+            await until(lambda: engine.stats().num_waiting == 1)
+            await waiting.aclose()
+            output = await running
+            assert output.outputs[0].token_ids == Oracle([0]).run(request("a", PROMPT, max_tokens=60), 0)[0]
+            assert engine.stats().totals.request_success == {"stop": 0, "length": 1, "abort": 1, "error": 0}
+
+    asyncio.run(main())
+
+
+def test_past_the_bound_requests_are_refused_and_later_accepted() -> None:
+    async def main() -> None:
+        with served(max_num_seqs=1, max_num_queued=2) as (engine, runner):
+            runner.gate.clear()
+            streams = [engine.generate(request(f"r{i}", PROMPT, max_tokens=3)) for i in range(3)]
+            with pytest.raises(EngineFullError) as caught:
+                engine.generate(request("over", PROMPT))
+            assert caught.value.retry_after >= 1
+            with pytest.raises(RequestError, match="in use"):
+                engine.generate(request("r1", PROMPT))
+            runner.gate.set()
+            for stream in streams:
+                assert sum([len(news.token_ids) async for outputs in stream for news in outputs]) == 3
+            assert (await whole(engine, request("over", PROMPT, max_tokens=2))).finished
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_misses_nothing_and_slows_nobody() -> None:
+    async def main() -> None:
+        with served() as (engine, _):
+            slow = engine.generate(request("slow", PROMPT, max_tokens=50))
+            await whole(engine, request("quick", PROMPT, max_tokens=60))
+            tokens = [token async for outputs in slow for news in outputs for token in news.token_ids]
+            assert tokens == Oracle([0]).run(request("slow", PROMPT, max_tokens=50), 0)[0]
+
+    asyncio.run(main())
+
+
+def test_a_request_that_the_scheduler_refuses_fails_alone() -> None:
+    async def main() -> None:
+        with served() as (engine, _):
+            with pytest.raises(RequestError, match="does not fit"):
+                await whole(engine, request("large", PROMPT, max_tokens=5000))
+            assert (await whole(engine, request("fits", PROMPT))).finished
+            await until(lambda: idle(engine))
+
+    asyncio.run(main())
+
+
+def test_a_dead_engine_tells_everyone(caplog) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+
+    async def main() -> None:
+        with served() as (engine, runner):
+            runner.gate.clear()
+            stream = engine.generate(request("r", PROMPT, max_tokens=50))
+            reader = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0.02)
+            engine._engine.scheduler.schedule = None  # a fault of the engine itself, not of a step
+            runner.gate.set()
+            await reader
+            with pytest.raises(EngineDeadError, match="TypeError"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(EngineDeadError):
+                engine.generate(request("late", PROMPT))
+            assert not engine.is_healthy()
+
+    asyncio.run(main())
+
+
+def test_health_is_progress() -> None:
+    async def main() -> None:
+        with served(step_timeout=0.05) as (engine, runner):
+            assert engine.is_healthy()
+            runner.gate.clear()
+            reader = asyncio.create_task(whole(engine, request("r", PROMPT, max_tokens=2)))
+            await until(lambda: not engine.is_healthy())
+            runner.gate.set()
+            await reader
+            await until(engine.is_healthy)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("timeout", [0.0, 20.0])
+def test_drain(timeout: float) -> None:
+    async def main() -> None:
+        with served() as (engine, _):
+            reader = asyncio.create_task(whole(engine, request("r", PROMPT, max_tokens=100)))
+            await until(lambda: engine.stats().num_running == 1)
+            drain = asyncio.create_task(engine.drain(timeout))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineDeadError, match="shutting down"):
+                engine.generate(request("late", PROMPT))
+            await drain
+            output = await reader
+            assert output.outputs[0].finish_reason == ("length" if timeout else "abort")
+            assert idle(engine)
+
+    asyncio.run(main())
+
+
+def test_closing_ends_open_streams_and_the_thread() -> None:
+    async def main() -> None:
+        before = threading.active_count()
+        with served() as (engine, _):
+            stream = engine.generate(request("r", PROMPT, max_tokens=900))
+            await anext(stream)
+            engine.close()
+            with pytest.raises(EngineDeadError, match="closed"):
+                async for _ in stream:
+                    pass
+        assert threading.active_count() == before
+
+    asyncio.run(main())
+
+
+def test_an_idle_engine_sleeps() -> None:
+    async def main() -> None:
+        with served() as (engine, runner):
+            await whole(engine, request("r", PROMPT, max_tokens=5))
+            num_steps, used = runner.num_steps, time.process_time()
+            await asyncio.sleep(0.3)
+            assert runner.num_steps == num_steps
+            assert time.process_time() - used < 0.1
+
+    asyncio.run(main())
