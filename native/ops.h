@@ -19,6 +19,7 @@ struct PackedWeight {
     Format format;
     int32_t n, k;
     int32_t group;       // K values that share a scale; 0 for floating point formats
+    int32_t super_group; // K values whose scales are f16 times an integer of 8 bits; 0: each scale is an f16 of its own
     int32_t zero;        // constant zero point, where there are no minima
     bool has_minimum;    // a minimum stands beside every scale
     int32_t panel;       // columns of a panel
@@ -164,6 +165,9 @@ struct AttentionArgs {
 
 struct SampleArgs;  // sampler.h
 
+// exp, tanh: the vector functions themselves. sum, multiply_add: loops at the machine's limits of reading and of arithmetic.
+enum class MathFunction : uint8_t { exp, tanh, sum, multiply_add };
+
 // What one ISA can do. The order of the members is the order of the op in a step.
 struct KernelTable {
     const char* name;
@@ -172,7 +176,7 @@ struct KernelTable {
     Act (*act_of)(Format format);
     int64_t (*act_bytes)(Act act, int k);
     void (*quantize)(const QuantizeArgs&, int thread, int threads);
-    void (*linear)(const LinearArgs* list, int count, int thread, int threads);  // all with one x: shared out together
+    void (*linear)(const LinearArgs* list, int count, int thread, int threads);  // independent, of equal rows: shared out together
     void (*embed)(const EmbedArgs&, int thread, int threads);
 
     void (*rms_norm)(const NormArgs&, int thread, int threads);
@@ -193,6 +197,10 @@ struct KernelTable {
 
     // Panels of `panel` columns for each format; 0 where the ISA does not take the format.
     int (*panel_of)(Format format);
+
+    // For tests (accuracy) and benchmarks (limits). out [size] = exp or tanh of x [size]; out [lanes] = sums of x [size]; out [lanes] from
+    // `size` fused multiply-adds of vectors, x [lanes] times itself.
+    void (*math)(MathFunction function, const float* x, int64_t size, float* out);
 };
 
 }  // namespace octavo

@@ -2,5 +2,6 @@
 #define ISA_NAME "avx512"
 #include "vec_avx512.h"
 #include "dot_avx512.h"
+#include "attn_avx512.h"
 
 #include "../kernels/kernels.inl"

@@ -3,5 +3,6 @@
 #define OCTAVO_HAS_DPBF16 1
 #include "vec_avx512.h"
 #include "dot_avx512.h"
+#include "attn_avx512.h"
 
 #include "../kernels/kernels.inl"

@@ -1,2 +1,67 @@
-// Dot products of the linear kernels for this ISA.
+// Dot products of the linear kernels for AVX2, which has no VNNI.
 #pragma once
+
+#include "../ops.h"
+
+// Loops over the registers of a tile.
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+
+namespace octavo::ISA {
+namespace {  // members of a class in a named namespace would be weak symbols
+
+// 16 registers. Floats: 6 x 2 sums, 2 of weights, a broadcast. Integers: 4 x 2 sums, 2 of weights, a broadcast, a product, a mask; the
+// float32 sums live in the cache, and are visited once a group.
+constexpr int kPanelVectors = 4;  // a panel has 32 columns: one row has four chains of sums, enough to hide the latency of fma
+constexpr int kFloatRows = 6, kFloatVectors = 2;
+constexpr int kIntRows = 4, kIntVectors = 2;
+constexpr Act kActU8 = Act::q8w;
+
+// Bytes of 8 bits would saturate vpmaddubsw: the even and the odd ones of a quad are widened, and meet pairs of 16-bit activations.
+struct DotU8 {
+    using Acc = vi;
+    static constexpr int kUnits = 2;  // per quad
+    static inline vi weight(const std::byte* p, int64_t quad_bytes, int unit) {
+        vi w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + unit / 2 * quad_bytes));
+        return unit % 2 ? _mm256_srli_epi16(w, 8) : _mm256_and_si256(w, _mm256_set1_epi16(0xff));
+    }
+    static inline vi operand(int32_t a) { return _mm256_set1_epi32(a); }
+    static inline vi start() { return _mm256_setzero_si256(); }
+    static inline vi mac(vi acc, vi w, vi a) { return _mm256_add_epi32(acc, _mm256_madd_epi16(w, a)); }
+    static inline vi finish(vi acc) { return acc; }
+};
+
+// A pair of products is at most 2 * 15 * 127, and the eight quads of a group of 32 add up to 30480: sums of 16 bits do not overflow.
+struct DotU4 {
+    using Acc = vi;
+    static constexpr int kUnits = 1;
+    static inline vi weight(const std::byte* p, int64_t pair_bytes, int unit) {
+        vi w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + unit / 2 * pair_bytes));
+        return _mm256_and_si256(unit % 2 ? _mm256_srli_epi16(w, 4) : w, _mm256_set1_epi8(0x0f));
+    }
+    static inline vi operand(int32_t a) { return _mm256_set1_epi32(a); }
+    static inline vi start() { return _mm256_setzero_si256(); }
+    static inline vi mac(vi acc, vi w, vi a) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a)); }
+    static inline vi finish(vi acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
+};
+
+static inline vf load_i8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+// 32 integers as bytes, in order.
+static inline void store_q8(std::byte* out, const vi* q) {
+    vi low = _mm256_packs_epi32(q[0], q[1]), high = _mm256_packs_epi32(q[2], q[3]);
+    vi bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
+}
+// 32 integers of 16 bits, a quad as (0, 2), (1, 3): the two units of DotU8.
+static inline void store_q8w(std::byte* out, const vi* q) {
+    const vi order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    for (int i = 0; i < 2; ++i) {
+        vi words = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[2 * i], q[2 * i + 1]), 0xd8);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out) + i, _mm256_shuffle_epi8(words, order));
+    }
+}
+
+}  // namespace
+}  // namespace octavo::ISA

@@ -1,2 +1,54 @@
-// Dot products of the linear kernels for this ISA.
+// Dot products of the linear kernels for AVX-512 with VNNI, and with BF16 where OCTAVO_HAS_DPBF16 is set.
 #pragma once
+
+#include "../ops.h"
+
+// Loops over the registers of a tile.
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+
+namespace octavo::ISA {
+namespace {  // members of a class in a named namespace would be weak symbols
+
+// 32 registers: 6 x 4 sums, 4 of weights, and a broadcast, which may be an operand in memory.
+constexpr int kPanelVectors = 4;  // a panel has 64 columns
+constexpr int kFloatRows = 6, kFloatVectors = 4;
+constexpr int kIntRows = 6, kIntVectors = 4;  // integer sums; the float32 ones live in the cache
+constexpr Act kActU8 = Act::q8;
+
+// A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
+struct DotU8 {
+    using Acc = vi;
+    static constexpr int kUnits = 1;  // per quad
+    static inline vi weight(const std::byte* p, int64_t quad_bytes, int unit) { return _mm512_loadu_si512(p + unit * quad_bytes); }
+    static inline vi operand(int32_t a) { return _mm512_set1_epi32(a); }
+    static inline vi start() { return _mm512_setzero_si512(); }
+    static inline vi mac(vi acc, vi w, vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
+    static inline vi finish(vi acc) { return acc; }
+};
+
+struct DotU4 : DotU8 {
+    static inline vi weight(const std::byte* p, int64_t pair_bytes, int unit) {
+        vi w = _mm512_loadu_si512(p + unit / 2 * pair_bytes);
+        return _mm512_and_si512(unit % 2 ? _mm512_srli_epi32(w, 4) : w, _mm512_set1_epi32(0x0f0f0f0f));
+    }
+};
+
+#ifdef OCTAVO_HAS_DPBF16
+static inline vf dot_bf16(vf acc, vi w, int32_t a) {
+    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(_mm512_set1_epi32(a)));
+}
+#endif
+
+static inline vf load_i8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+// 32 integers as the units of an activation row.
+static inline void store_q8(std::byte* out, const vi* q) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(q[0]));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + 1, _mm512_cvtepi32_epi8(q[1]));
+}
+static inline void store_q8w(std::byte*, const vi*) {}
+
+}  // namespace
+}  // namespace octavo::ISA

@@ -1,2 +1,56 @@
-// Dot products of the linear kernels for this ISA.
+// Dot products of the linear kernels in plain C++: the shape of those of AVX-512, 16 columns a vector.
 #pragma once
+
+#include "../ops.h"
+
+// Nothing to gain from unrolled tiles, and minutes of compilation to lose.
+#define OCTAVO_UNROLL _Pragma("GCC unroll 1")
+
+namespace octavo::ISA {
+namespace {  // members of a class in a named namespace would be weak symbols
+
+constexpr int kPanelVectors = 4;  // a panel has 64 columns
+constexpr int kFloatRows = 6, kFloatVectors = 2;
+constexpr int kIntRows = 4, kIntVectors = 2;
+constexpr Act kActU8 = Act::q8;
+
+// Lane i: acc + the dot product of the four unsigned bytes of w and the four signed ones of a.
+__attribute__((noinline)) static vi dot_u8s8(vi acc, vi w, int32_t a) {
+    for (int j = 0; j < 4; ++j) acc += (vi)(((vu)w >> (8 * j)) & 0xffu) * static_cast<int32_t>(static_cast<int8_t>(a >> (8 * j)));
+    return acc;
+}
+
+// A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
+struct DotU8 {
+    using Acc = vi;
+    static constexpr int kUnits = 1;  // per quad
+    static inline vi weight(const std::byte* p, int64_t quad_bytes, int unit) {
+        return load_i(reinterpret_cast<const int32_t*>(p + unit * quad_bytes));
+    }
+    static inline int32_t operand(int32_t a) { return a; }
+    static inline vi start() { return zero_i(); }
+    static inline vi mac(vi acc, vi w, int32_t a) { return dot_u8s8(acc, w, a); }
+    static inline vi finish(vi acc) { return acc; }
+};
+
+struct DotU4 : DotU8 {
+    static inline vi weight(const std::byte* p, int64_t pair_bytes, int unit) {
+        vu w = (vu)load_i(reinterpret_cast<const int32_t*>(p + unit / 2 * pair_bytes));
+        return (vi)((w >> (unit % 2 * 4)) & 0x0f0f0f0fu);
+    }
+};
+
+static inline vf load_i8(const int8_t* p) {
+    vf r;
+    for (int i = 0; i < W; ++i) r[i] = static_cast<float>(p[i]);
+    return r;
+}
+
+// 32 integers as the units of an activation row.
+static inline void store_q8(std::byte* out, const vi* q) {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<std::byte>(q[i / W][i % W]);
+}
+static inline void store_q8w(std::byte*, const vi*) {}
+
+}  // namespace
+}  // namespace octavo::ISA

@@ -2,5 +2,6 @@
 #define ISA_NAME "scalar"
 #include "vec_scalar.h"
 #include "dot_scalar.h"
+#include "attn_scalar.h"
 
 #include "../kernels/kernels.inl"

@@ -2,84 +2,99 @@
 // fma() is two roundings here: a software fused multiply-add is a hundred times slower, and levels need not agree with one another.
 #pragma once
 
-#include <cmath>
-
 #include "../types.h"
 
 namespace octavo::ISA {
 
 constexpr int W = 16;
 
-struct vf {
-    float v[W];
-};
-struct vi {
-    int32_t v[W];
-};
+// The compiler's generic vectors, which it maps to whatever the machine has; loops over arrays would take minutes to compile.
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
 
-#define OCTAVO_LANES(expression)                   \
-    {                                              \
-        decltype(r) out;                           \
-        for (int i = 0; i < W; ++i) out.v[i] = (expression); \
-        return out;                                \
+#define OCTAVO_LANES(type, expression)            \
+    {                                             \
+        type out;                                 \
+        for (int i = 0; i < W; ++i) out[i] = (expression); \
+        return out;                               \
     }
 
-static inline vf set1(float x) { vf r; OCTAVO_LANES(x) }
-static inline vf zero() { return set1(0.0f); }
-static inline vf load(const float* p) { vf r; OCTAVO_LANES(p[i]) }
-static inline vf load_n(const float* p, int n) { vf r; OCTAVO_LANES(i < n ? p[i] : 0.0f) }
-static inline void store(float* p, vf a) { for (int i = 0; i < W; ++i) p[i] = a.v[i]; }
-static inline void store_n(float* p, vf a, int n) { for (int i = 0; i < W && i < n; ++i) p[i] = a.v[i]; }
-static inline vf add(vf a, vf b) { vf r; OCTAVO_LANES(a.v[i] + b.v[i]) }
-static inline vf sub(vf a, vf b) { vf r; OCTAVO_LANES(a.v[i] - b.v[i]) }
-static inline vf mul(vf a, vf b) { vf r; OCTAVO_LANES(a.v[i] * b.v[i]) }
-static inline vf div(vf a, vf b) { vf r; OCTAVO_LANES(a.v[i] / b.v[i]) }
-static inline vf fma(vf a, vf b, vf c) { vf r; OCTAVO_LANES(a.v[i] * b.v[i] + c.v[i]) }
-static inline vf max(vf a, vf b) { vf r; OCTAVO_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]) }
-static inline vf min(vf a, vf b) { vf r; OCTAVO_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]) }
-static inline vf abs(vf a) { vf r; OCTAVO_LANES(std::fabs(a.v[i])) }
-static inline vf select_lt(vf a, vf b, vf yes, vf no) { vf r; OCTAVO_LANES(a.v[i] < b.v[i] ? yes.v[i] : no.v[i]) }
+static inline vf set1(float x) { return x - vf{}; }
+static inline vf zero() { return vf{}; }
+static inline vf load(const float* p) {
+    vf out;
+    std::memcpy(&out, p, sizeof out);
+    return out;
+}
+static inline vf load_n(const float* p, int n) OCTAVO_LANES(vf, i < n ? p[i] : 0.0f)
+static inline void store(float* p, vf a) { std::memcpy(p, &a, sizeof a); }
+static inline void store_n(float* p, vf a, int n) { for (int i = 0; i < W && i < n; ++i) p[i] = a[i]; }
+static inline vf add(vf a, vf b) { return a + b; }
+static inline vf sub(vf a, vf b) { return a - b; }
+static inline vf mul(vf a, vf b) { return a * b; }
+static inline vf div(vf a, vf b) { return a / b; }
+static inline vf fma(vf a, vf b, vf c) { return a * b + c; }
+static inline vf max(vf a, vf b) { return a > b ? a : b; }
+static inline vf min(vf a, vf b) { return a < b ? a : b; }
+static inline vf abs(vf a) { return (vf)((vu)a & 0x7fffffffu); }
+static inline vf select_lt(vf a, vf b, vf yes, vf no) { return a < b ? yes : no; }
 
-static inline vi set1_i(int32_t x) { vi r; OCTAVO_LANES(x) }
-static inline vi zero_i() { return set1_i(0); }
-static inline vi load_i(const int32_t* p) { vi r; OCTAVO_LANES(p[i]) }
-static inline void store_i(int32_t* p, vi a) { for (int i = 0; i < W; ++i) p[i] = a.v[i]; }
-static inline vi add_i(vi a, vi b) { vi r; OCTAVO_LANES(a.v[i] + b.v[i]) }
-static inline vi sub_i(vi a, vi b) { vi r; OCTAVO_LANES(a.v[i] - b.v[i]) }
-static inline vi mul_i(vi a, vi b) { vi r; OCTAVO_LANES(a.v[i] * b.v[i]) }
-static inline vf to_f32(vi a) { vf r; OCTAVO_LANES(static_cast<float>(a.v[i])) }
-static inline vi to_i32(vf a) { vi r; OCTAVO_LANES(static_cast<int32_t>(std::nearbyint(a.v[i]))) }  // round half to even
+static inline vi set1_i(int32_t x) { return x - vi{}; }
+static inline vi zero_i() { return vi{}; }
+static inline vi load_i(const int32_t* p) {
+    vi out;
+    std::memcpy(&out, p, sizeof out);
+    return out;
+}
+static inline void store_i(int32_t* p, vi a) { std::memcpy(p, &a, sizeof a); }
+static inline vi add_i(vi a, vi b) { return a + b; }
+static inline vi sub_i(vi a, vi b) { return a - b; }
+static inline vi mul_i(vi a, vi b) { return a * b; }
+static inline vf to_f32(vi a) { return __builtin_convertvector(a, vf); }
+// Round half to even, for |a| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
+static inline vi to_i32(vf a) { return (vi)(a + 12582912.0f) - 0x4b400000; }
 // x * 2^n for n in [-126, 127]
-static inline vf scale_exp(vf x, vi n) { vf r; OCTAVO_LANES(x.v[i] * bits_to_f32(static_cast<uint32_t>(n.v[i] + 127) << 23)) }
+static inline vf scale_exp(vf x, vi n) { return x * (vf)((n + 127) << 23); }
 
-static inline vf load_bf16(const bf16* p) { vf r; OCTAVO_LANES(bf16_to_f32(p[i])) }
-static inline void store_bf16(bf16* p, vf a) { for (int i = 0; i < W; ++i) p[i] = f32_to_bf16(a.v[i]); }
-static inline vf load_f16(const f16* p) { vf r; OCTAVO_LANES(f16_to_f32(p[i])) }
-static inline void store_f16(f16* p, vf a) { for (int i = 0; i < W; ++i) p[i] = f32_to_f16(a.v[i]); }
+static inline vf load_bf16(const bf16* p) {
+    vh half;
+    std::memcpy(&half, p, sizeof half);
+    return (vf)(__builtin_convertvector(half, vi) << 16);
+}
+static inline void store_bf16(bf16* p, vf a) {
+    vu bits = (vu)a;
+    vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    vh half = __builtin_convertvector(a == a ? rounded : (bits >> 16) | 0x40u, vh);
+    std::memcpy(p, &half, sizeof half);
+}
+__attribute__((noinline)) static vf load_f16(const f16* p) OCTAVO_LANES(vf, f16_to_f32(p[i]))
+__attribute__((noinline)) static void store_f16(f16* p, vf a) { for (int i = 0; i < W; ++i) p[i] = f32_to_f16(a[i]); }
 
 // The order of the tree is part of the definition: halves are folded, widest first.
 static inline float reduce_add(vf a) {
     for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
-    return a.v[0];
+        for (int i = 0; i < half; ++i) a[i] += a[i + half];
+    return a[0];
 }
 static inline float reduce_max(vf a) {
     for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) a.v[i] = a.v[i + half] > a.v[i] ? a.v[i + half] : a.v[i];
-    return a.v[0];
+        for (int i = 0; i < half; ++i) a[i] = a[i + half] > a[i] ? a[i + half] : a[i];
+    return a[0];
 }
 
 // W pairs of bf16: lane i holds (p[2i], p[2i+1]). split() gives the even and the odd elements as float32.
 static inline void split_bf16(const bf16* p, vf& even, vf& odd) {
-    for (int i = 0; i < W; ++i) {
-        even.v[i] = bf16_to_f32(p[2 * i]);
-        odd.v[i] = bf16_to_f32(p[2 * i + 1]);
-    }
+    vu pairs;
+    std::memcpy(&pairs, p, sizeof pairs);
+    even = (vf)(pairs << 16);
+    odd = (vf)(pairs & 0xffff0000u);
 }
-static inline void split_f16(const f16* p, vf& even, vf& odd) {
+__attribute__((noinline)) static void split_f16(const f16* p, vf& even, vf& odd) {
     for (int i = 0; i < W; ++i) {
-        even.v[i] = f16_to_f32(p[2 * i]);
-        odd.v[i] = f16_to_f32(p[2 * i + 1]);
+        even[i] = f16_to_f32(p[2 * i]);
+        odd[i] = f16_to_f32(p[2 * i + 1]);
     }
 }
 

@@ -4,6 +4,11 @@
 
 namespace octavo::ISA {
 
+template <int N>
+struct Constant {
+    static constexpr int value = N;
+};
+
 // The share of `count` units that `thread` of `threads` takes: a contiguous range.
 struct Range {
     int64_t begin, end;
@@ -26,7 +31,7 @@ namespace octavo::ISA {
 extern const KernelTable table;
 const KernelTable table = {
     ISA_NAME, W, act_of, act_bytes, quantize, linear, embed, rms_norm, rope_angles, rope, activation, add_rows, select_rows, softcap,
-    pool, store, attention_scratch, attention, attention_merge, sample, panel_of,
+    pool, store, attention_scratch, attention, attention_merge, sample, panel_of, math,
 };
 
 }  // namespace octavo::ISA

@@ -1,11 +1,189 @@
-// Linear layers.
+// Linear layers: preparing activations, the work of a call shared out, rows of a packed weight read back.
+#include "linear_tiles.inl"
+
 namespace octavo::ISA {
 
-static Act act_of(Format) { return Act::f32; }
-static int64_t act_bytes(Act, int k) { return 4 * int64_t{k}; }
-static int panel_of(Format) { return 4 * W; }
-static void quantize(const QuantizeArgs&, int, int) {}
-static void linear(const LinearArgs*, int, int, int) {}
-static void embed(const EmbedArgs&, int, int) {}
+static Act act_of(Format format) {
+    switch (format) {
+        case Format::f32:
+        case Format::f16: return Act::f32;
+        case Format::bf16: return Act::bf16;
+        case Format::i8: return kActU8;
+        case Format::i4:
+        case Format::i4k: return Act::q8;
+    }
+    return Act::f32;
+}
+
+static int panel_of(Format) { return kPanel; }
+
+#ifdef OCTAVO_HAS_DPBF16
+using Bf16Act = bf16;
+#else
+using Bf16Act = float;  // a broadcast is then a load, and not a load and a shift
+#endif
+
+static int64_t act_bytes(Act act, int k) {
+    switch (act) {
+        case Act::f32: return 4 * int64_t{k};
+        case Act::bf16: return (int64_t{k} + W - 1) / W * W * static_cast<int64_t>(sizeof(Bf16Act));
+        case Act::q8: return (int64_t{k} + 31) / 32 * static_cast<int64_t>(32 + sizeof(ActGroup));
+        case Act::q8w: return (int64_t{k} + 31) / 32 * static_cast<int64_t>(64 + sizeof(ActGroup));
+    }
+    return 0;
+}
+
+static inline void round_to_bf16(const float* x, int n, bf16* out) { store_bf16(out, load_n(x, n)); }
+static inline void round_to_bf16(const float* x, int n, float* out) {
+    bf16 rounded[W];
+    store_bf16(rounded, load_n(x, n));
+    store(out, load_bf16(rounded));
+}
+
+// Up to 32 values as int8, scale = max|x| / 127, halves to even. A value that is not finite makes the scale NaN, and so every output of the row.
+static inline void quantize_group(Act act, const float* x, int n, std::byte* out) {
+    constexpr int kVectors = 32 / W;
+    vf values[kVectors], largest = zero(), not_finite = zero();
+    for (int i = 0; i < kVectors; ++i) {
+        values[i] = load_n(x + i * W, n - i * W);
+        largest = max(largest, abs(values[i]));
+        not_finite = add(not_finite, mul(values[i], zero()));
+    }
+    ActGroup group;
+    float check = reduce_add(not_finite);
+    group.scale = reduce_max(largest) / 127.0f;
+    float inverse = 1.0f / group.scale;
+    if (inverse > 3.402823466e38f) group.scale = inverse = 0.0f;
+    if (check != 0.0f) inverse = 0.0f;
+    vi q[kVectors];
+    vf half[2] = {zero(), zero()};
+    for (int i = 0; i < kVectors; ++i) {
+        q[i] = check != 0.0f ? zero_i() : to_i32(mul(values[i], set1(inverse)));
+        half[i * W / 16] = add(half[i * W / 16], to_f32(q[i]));
+    }
+    if (check != 0.0f) group.scale = check;
+    float first = reduce_add(half[0]), second = reduce_add(half[1]);  // integers: exact in any order
+    group.sum = group.scale * (first + second);
+    group.half[0] = group.scale * first;
+    group.half[1] = group.scale * second;
+    if (act == Act::q8) {
+        store_q8(out, q);
+        std::memcpy(out + 32, &group, sizeof group);
+    } else {
+        store_q8w(out, q);
+        std::memcpy(out + 64, &group, sizeof group);
+    }
+}
+
+static void quantize(const QuantizeArgs& a, int thread, int threads) {
+    constexpr int kChunk = 256;  // values: even a single row is work for several threads
+    const int64_t row_bytes = act_bytes(a.act, a.k), chunks = (a.k + kChunk - 1) / kChunk;
+    Range range = share(a.rows * chunks, thread, threads);
+    for (int64_t unit = range.begin; unit < range.end; ++unit) {
+        const int64_t row = unit / chunks;
+        const int begin = static_cast<int>(unit % chunks) * kChunk, end = a.k - begin < kChunk ? a.k : begin + kChunk;
+        const float* x = a.x + row * a.x_stride;
+        std::byte* out = a.out + row * row_bytes;
+        switch (a.act) {
+            case Act::f32: std::memcpy(out + 4 * begin, x + begin, 4 * static_cast<size_t>(end - begin)); break;
+            case Act::bf16:
+                for (int i = begin; i < end; i += W) round_to_bf16(x + i, end - i, reinterpret_cast<Bf16Act*>(out) + i);
+                break;
+            case Act::q8:
+            case Act::q8w:
+                for (int i = begin; i < end; i += 32)
+                    quantize_group(a.act, x + i, end - i < 32 ? end - i : 32, out + i / 32 * ((a.act == Act::q8 ? 32 : 64) + sizeof(ActGroup)));
+                break;
+        }
+    }
+}
+
+static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end) {
+    const PackedWeight& w = *a.weight;
+    const int64_t stride = act_bytes(act_of(w.format), w.k);
+    const bool two_levels = w.super_group != 0;
+    switch (w.format) {
+        case Format::f32: return run_panels<FloatTile<F32Weights>>(a, begin, end, stride);
+        case Format::f16: return run_panels<FloatTile<F16Weights>>(a, begin, end, stride);
+        case Format::bf16: return run_panels<FloatTile<Bf16Weights>>(a, begin, end, stride);
+        case Format::i4:
+            if (w.has_minimum) return run_panels<IntTile<Format::i4, 32, true, false>>(a, begin, end, stride);
+            return run_panels<IntTile<Format::i4, 32, false, false>>(a, begin, end, stride);
+        case Format::i4k: return run_panels<IntTile<Format::i4k, 32, true, true>>(a, begin, end, stride);
+        case Format::i8:
+            if (w.group == 16) return run_panels<IntTile<Format::i8, 16, false, true>>(a, begin, end, stride);
+            if (two_levels) return run_panels<IntTile<Format::i8, 32, true, true>>(a, begin, end, stride);
+            if (w.has_minimum) return run_panels<IntTile<Format::i8, 32, true, false>>(a, begin, end, stride);
+            return run_panels<IntTile<Format::i8, 32, false, false>>(a, begin, end, stride);
+    }
+}
+
+// The panels of all weights, end to end, are cut into ranges of equal bytes: a thread reads its own memory once, in order.
+static void linear(const LinearArgs* list, int count, int thread, int threads) {
+    int64_t total = 0;
+    for (int i = 0; i < count; ++i) total += list[i].weight->bytes;
+    const int64_t first = total * thread / threads, last = total * (thread + 1) / threads;
+    int64_t start = 0;
+    for (int i = 0; i < count; ++i) {
+        const PackedWeight& w = *list[i].weight;
+        // The panels that begin within [first, last).
+        auto panels_before = [&](int64_t byte) {
+            int64_t panels = w.bytes / w.panel_bytes, before = (byte - start + w.panel_bytes - 1) / w.panel_bytes;
+            return byte <= start ? 0 : before < panels ? before : panels;
+        };
+        int64_t begin = panels_before(first), end = panels_before(last);
+        if (begin < end) linear_panels(list[i], begin, end);
+        start += w.bytes;
+    }
+}
+
+// Values [begin, end) of a row, begin being a multiple of 256.
+static inline void read_row(const PackedWeight& w, int64_t row, int begin, int end, float factor, float* out) {
+    const std::byte* panel = w.data + row / w.panel * w.panel_bytes;
+    const int column = static_cast<int>(row % w.panel);
+    const int values = step_values(w.format, w.group, w.super_group != 0);
+    const int64_t bytes = step_bytes(w.format, w.panel, w.group, w.has_minimum, w.super_group != 0);
+    for (int k = begin; k < end;) {
+        const std::byte* p = panel + k / values * bytes;
+        if (is_float(w.format)) {
+            if (w.format == Format::f32) out[k] = factor * reinterpret_cast<const float*>(p)[column];
+            if (w.format == Format::f16) out[k] = factor * f16_to_f32(reinterpret_cast<const f16*>(p)[column]);
+            if (w.format == Format::bf16) out[k] = factor * bf16_to_f32(reinterpret_cast<const bf16*>(p)[2 * column + k % 2]);
+            ++k;
+            continue;
+        }
+        const f16* halves = reinterpret_cast<const f16*>(p) + column;
+        const float super_scale = f16_to_f32(halves[0]), super_minimum = w.has_minimum ? f16_to_f32(halves[w.panel]) : 0.0f;
+        p += w.panel * (w.has_minimum ? 4 : 2);
+        for (int group = 0; group < values / w.group; ++group, k += w.group) {
+            float scale = super_scale, minimum = super_minimum;
+            if (w.super_group) {
+                const int8_t* factors = reinterpret_cast<const int8_t*>(p) + column;
+                scale *= factors[0];
+                if (w.has_minimum) minimum *= factors[w.panel];
+                p += w.panel * (w.has_minimum ? 2 : 1);
+            }
+            if (!w.has_minimum) minimum = scale * static_cast<float>(-w.zero);
+            for (int i = 0; i < w.group; ++i) {
+                int quad = w.format == Format::i8 ? i / 4 : i / 8;
+                int q = static_cast<int>(p[(quad * w.panel + column) * 4 + i % 4]);
+                if (w.format != Format::i8) q = i / 4 % 2 ? q >> 4 : q & 15;
+                // The product is exact in double, so that the value is rounded once.
+                out[k + i] = factor * static_cast<float>(static_cast<double>(scale) * q + minimum);
+            }
+            p += quad_bytes(w.format, w.panel, w.group);
+        }
+    }
+}
+
+static void embed(const EmbedArgs& a, int thread, int threads) {
+    const int64_t chunks = (a.weight->k + kSuper - 1) / kSuper;
+    Range range = share(a.rows * chunks, thread, threads);
+    for (int64_t unit = range.begin; unit < range.end; ++unit) {
+        const int64_t row = unit / chunks;
+        const int begin = static_cast<int>(unit % chunks) * kSuper, end = a.weight->k - begin < kSuper ? a.weight->k : begin + kSuper;
+        read_row(*a.weight, a.ids[row], begin, end, a.scale, a.out + row * a.out_stride);
+    }
+}
 
 }  // namespace octavo::ISA

@@ -2,10 +2,10 @@
 namespace octavo::ISA {
 
 // exp(x) by 2^n * p(r), r in [-ln2/2, ln2/2], p of degree 6: relative error below 2e-7. exp(x < -87.3) is 0, exp(-inf) is 0;
-// arguments are clamped at 88.3, so that 2^n stays finite. NaN is not kept: callers see to that.
+// arguments are clamped at 88.3, so that 2^n stays finite. NaN stays NaN: max and min return their second argument for it.
 static inline vf exp(vf x) {
     const vf low = set1(-87.336544f);
-    vf clamped = min(max(x, low), set1(88.3f));
+    vf clamped = min(set1(88.3f), max(low, x));
     vi n = to_i32(mul(clamped, set1(1.44269504f)));
     vf f = to_f32(n);
     vf r = fma(f, set1(-0.693359375f), clamped);
@@ -23,7 +23,7 @@ static inline vf exp(vf x) {
 
 // tanh(x) = 1 - 2 / (exp(2x) + 1), by the odd polynomial near zero, where that difference would cancel.
 static inline vf tanh(vf x) {
-    vf magnitude = min(abs(x), set1(20.0f));
+    vf magnitude = min(set1(20.0f), abs(x));
     vf large = sub(set1(1.0f), div(set1(2.0f), add(exp(add(magnitude, magnitude)), set1(1.0f))));
     vf square = mul(x, x);
     vf p = set1(-0.00886323f);
@@ -34,6 +34,29 @@ static inline vf tanh(vf x) {
     vf small = fma(mul(p, square), x, x);
     vf signed_large = select_lt(x, zero(), sub(zero(), large), large);
     return select_lt(magnitude, set1(0.25f), small, signed_large);
+}
+
+static void math(MathFunction function, const float* x, int64_t size, float* out) {
+    constexpr int kChains = 12;
+    vf sum[kChains];
+    for (int c = 0; c < kChains; ++c) sum[c] = zero();
+    if (function == MathFunction::sum) {
+        for (int64_t i = 0; i + kChains * W <= size; i += kChains * W)
+            for (int c = 0; c < kChains; ++c) sum[c] = add(sum[c], load(x + i + c * W));
+    } else if (function == MathFunction::multiply_add) {
+        const vf factor = load(x);
+        for (int64_t i = 0; i < size; i += kChains)
+            for (int c = 0; c < kChains; ++c) sum[c] = fma(factor, factor, sum[c]);
+    } else {
+        for (int64_t i = 0; i < size; i += W) {
+            int n = size - i < W ? static_cast<int>(size - i) : W;
+            vf y = load_n(x + i, n);
+            store_n(out + i, function == MathFunction::exp ? exp(y) : tanh(y), n);
+        }
+        return;
+    }
+    for (int c = 1; c < kChains; ++c) sum[0] = add(sum[0], sum[c]);
+    store(out, sum[0]);
 }
 
 }  // namespace octavo::ISA

@@ -1,8 +1,8 @@
 """What the sampler means: one row at a time, in NumPy, by sorting the whole vocabulary.
 
-float64 wherever the mathematics defines the result; float32 where a rounding decides which tokens are kept (the processed logits,
-and min_p's comparison), so that both sides decide alike. What can differ from a kernel is a draw, or the end of a top_p head, that
-falls within the kernel's rounding of a token's border: about 1e-5 of the whole.
+float64 wherever the mathematics defines the result; float32 where a rounding decides which tokens are kept (the
+processed logits, and min_p's comparison), so that both sides decide alike. What can differ from a kernel is a draw, or
+the end of a top_p head, that falls within the kernel's rounding of a token's border: about 1e-5 of the whole.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A row's outputs; logprob, rank and top only where they are asked for. `status` as SampleStatus in native/sampler.h."""
+    """A row's outputs; logprob, rank and top only where asked for. `status` as SampleStatus in native/sampler.h."""
 
     token_id: int
     status: int = 0
@@ -121,7 +121,8 @@ def probabilities(y: Floats, row: Row, shift: float = 0.0) -> npt.NDArray[np.flo
         kept[int(np.searchsorted(head, target)) + 1 :] = False
     result = np.zeros(len(y))
     result[ids[kept]] = weights[ids[kept]]
-    return result / result.sum()
+    result /= result.sum()
+    return result
 
 
 def draw(chances: npt.NDArray[np.float64], u: float) -> int:
@@ -130,12 +131,13 @@ def draw(chances: npt.NDArray[np.float64], u: float) -> int:
 
 
 def logprobs(logits: Floats) -> npt.NDArray[np.float64]:
-    """Natural log-probabilities of the logits as the model gave them; never below LEAST_LOGPROB, so that JSON can hold each."""
+    """Natural log-probabilities of the model's own logits; never below LEAST_LOGPROB, so that JSON can hold each."""
     x = clean(logits).astype(np.float64)
     if x.max() == -np.inf:
         return np.full(len(x), LEAST_LOGPROB)
-    shifted = x - x.max()
-    return np.maximum(shifted - np.log(np.exp(shifted).sum()), LEAST_LOGPROB)
+    shifted: npt.NDArray[np.float64] = x - x.max()
+    shifted -= np.log(np.exp(shifted).sum())
+    return np.maximum(shifted, LEAST_LOGPROB)
 
 
 def sample(logits: Floats, row: Row) -> Sample:

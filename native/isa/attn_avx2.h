@@ -1,0 +1,29 @@
+// Pairs of 16-bit floats for the attention kernels: the first or the second of each of W pairs, as float32.
+#pragma once
+
+namespace octavo::ISA {
+
+constexpr int kRegisters = 16;
+
+static inline vf even_bf16(const bf16* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+}
+static inline vf odd_bf16(const bf16* p) {
+    __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+// A byte shuffle gathers the wanted halves in the low half of each lane, a permutation joins the lanes.
+static inline vf halves_f16(const f16* p, __m256i order) {
+    __m256i sorted = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), order);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(sorted, 0xd8)));
+}
+static inline vf even_f16(const f16* p) {
+    return halves_f16(p, _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                          0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1));
+}
+static inline vf odd_f16(const f16* p) {
+    return halves_f16(p, _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                          2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1));
+}
+
+}  // namespace octavo::ISA

@@ -1,0 +1,272 @@
+// The tiles of linear layers: R rows times V vectors of columns, all of K or a block of it.
+//
+// Every output element has one float32 sum, to which K adds in ascending order (a step, or a group of integers, at a time). A tile reads that
+// sum from `sums` and puts it back, exactly, so that neither the height of a tile nor a cut of K shows in the bits.
+#include <type_traits>
+
+#include "../layout.h"
+
+namespace octavo::ISA {
+namespace {
+
+constexpr int kPanel = kPanelVectors * W;
+
+struct Tile {
+    const std::byte* w;  // the panel at the first step
+    const std::byte* a;  // the first row at the first step
+    int64_t a_stride;
+    int64_t steps;
+    float* sums;  // [rows][kPanel]
+    bool first;   // of the blocks of K: sums are zero, and not yet written
+    int zero;
+};
+
+template <int R, int V>
+static inline void load_sums(const Tile& t, int vector, vf (&sum)[R][V]) {
+    OCTAVO_UNROLL
+    for (int r = 0; r < R; ++r)
+        OCTAVO_UNROLL
+        for (int v = 0; v < V; ++v) sum[r][v] = t.first ? zero() : load(t.sums + r * kPanel + (vector + v) * W);
+}
+
+template <int R, int V>
+static inline void store_sums(const Tile& t, int vector, const vf (&sum)[R][V]) {
+    OCTAVO_UNROLL
+    for (int r = 0; r < R; ++r)
+        OCTAVO_UNROLL
+        for (int v = 0; v < V; ++v) store(t.sums + r * kPanel + (vector + v) * W, sum[r][v]);
+}
+
+static inline int32_t load_32(const std::byte* p) {
+    int32_t value;
+    std::memcpy(&value, p, 4);
+    return value;
+}
+
+// Floating point weights. A step may have two parts, the even and the odd one of a pair of K, each with an operand of its own.
+struct F32Weights {
+    static constexpr Format kFormat = Format::f32;
+    static constexpr int kParts = 1;
+    static constexpr int64_t kActStep = 4;
+    static inline vf weight(const std::byte* p, int vector, int) { return load(reinterpret_cast<const float*>(p) + vector * W); }
+    static inline vf operand(int32_t a) { return set1(bits_to_f32(static_cast<uint32_t>(a))); }
+    static inline vf mac(vf sum, vf w, vf a) { return fma(w, a, sum); }
+};
+
+struct F16Weights : F32Weights {
+    static constexpr Format kFormat = Format::f16;
+    static inline vf weight(const std::byte* p, int vector, int) { return load_f16(reinterpret_cast<const f16*>(p) + vector * W); }
+};
+
+#ifdef OCTAVO_HAS_DPBF16
+struct Bf16Weights {
+    static constexpr Format kFormat = Format::bf16;
+    static constexpr int kParts = 1;
+    static constexpr int64_t kActStep = 4;
+    static inline vi weight(const std::byte* p, int vector, int) { return load_i(reinterpret_cast<const int32_t*>(p) + vector * W); }
+    static inline int32_t operand(int32_t a) { return a; }
+    static inline vf mac(vf sum, vi w, int32_t a) { return dot_bf16(sum, w, a); }
+};
+#else
+struct Bf16Weights : F32Weights {  // activations are float32 values, already rounded
+    static constexpr Format kFormat = Format::bf16;
+    static constexpr int kParts = 2;
+    static constexpr int64_t kActStep = 8;
+    static inline vf weight(const std::byte* p, int vector, int part) {
+        vf even, odd;
+        split_bf16(reinterpret_cast<const bf16*>(p) + 2 * vector * W, even, odd);
+        return part ? odd : even;
+    }
+};
+#endif
+
+template <class Weights>
+struct FloatTile {
+    static constexpr int kRows = kFloatRows, kVectors = kFloatVectors;
+    static constexpr int64_t kStepBytes = step_bytes(Weights::kFormat, kPanel, 0, false, false);
+    static constexpr int64_t kActStep = Weights::kActStep;
+
+    template <int R, int V>
+    static inline void run(const Tile& t, int vector) {
+        vf sum[R][V];
+        load_sums<R, V>(t, vector, sum);
+        const std::byte* w = t.w;
+        const std::byte* a = t.a;
+        for (int64_t step = 0; step < t.steps; ++step, w += kStepBytes, a += kActStep) {
+            OCTAVO_UNROLL
+            for (int part = 0; part < Weights::kParts; ++part) {
+                decltype(Weights::weight(w, 0, 0)) weight[V];
+                OCTAVO_UNROLL
+                for (int v = 0; v < V; ++v) weight[v] = Weights::weight(w, vector + v, part);
+                OCTAVO_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    auto operand = Weights::operand(load_32(a + r * t.a_stride + 4 * part));
+                    OCTAVO_UNROLL
+                    for (int v = 0; v < V; ++v) sum[r][v] = Weights::mac(sum[r][v], weight[v], operand);
+                }
+            }
+        }
+        store_sums<R, V>(t, vector, sum);
+    }
+};
+
+// Integer weights: sum += scale * (act_scale * dot - zero * act_sum), or sum += scale * (act_scale * dot) and then sum += minimum * act_sum,
+// where dot is the exact product of a group, act_sum is act_scale times the sum of its activations.
+template <Format F, int kGroup, bool kMinimum, bool kTwoLevels>
+struct IntTile {
+    using Dot = std::conditional_t<F == Format::i8, DotU8, DotU4>;
+    static constexpr int kRows = kIntRows, kVectors = kIntVectors;
+    static constexpr int64_t kStepBytes = step_bytes(F, kPanel, kGroup, kMinimum, kTwoLevels);
+    static constexpr int kUnits = F == Format::i8 ? Dot::kUnits : 1;  // per quad
+    static constexpr int64_t kActGroup = 32 * kUnits + static_cast<int64_t>(sizeof(ActGroup));
+    static constexpr int kActGroups = kTwoLevels ? kSuper / 32 : 1;  // a step
+    static constexpr int64_t kActStep = kActGroups * kActGroup;
+
+    template <int R, int V>
+    static inline void run(const Tile& t, int vector) {
+        vf sum[R][V];
+        load_sums<R, V>(t, vector, sum);
+        const std::byte* w = t.w;
+        const std::byte* a = t.a;
+        const int column = vector * W;
+        const vf minus_zero = set1(static_cast<float>(-t.zero));
+        for (int64_t step = 0; step < t.steps; ++step) {
+            vf super_scale[V], super_minimum[V];
+            if constexpr (kTwoLevels) {
+                load_f16s<V>(w, column, super_scale, super_minimum);
+                w += kPanel * (kMinimum ? 4 : 2);
+            }
+            for (int group = 0; group < kActGroups * (32 / kGroup); ++group) {
+                const int half = kGroup == 16 ? group % 2 : 0;
+                vf scale[V], minimum[V];
+                if constexpr (kTwoLevels) {
+                    OCTAVO_UNROLL
+                    for (int v = 0; v < V; ++v) {
+                        const int8_t* factors = reinterpret_cast<const int8_t*>(w) + column + v * W;
+                        scale[v] = mul(super_scale[v], load_i8(factors));
+                        if constexpr (kMinimum) minimum[v] = mul(super_minimum[v], load_i8(factors + kPanel));
+                    }
+                    w += kPanel * (kMinimum ? 2 : 1);
+                } else {
+                    load_f16s<V>(w, column, scale, minimum);
+                    w += kPanel * (kMinimum ? 4 : 2);
+                }
+
+                typename Dot::Acc acc[R][V];
+                OCTAVO_UNROLL
+                for (int r = 0; r < R; ++r)
+                    OCTAVO_UNROLL
+                    for (int v = 0; v < V; ++v) acc[r][v] = Dot::start();
+                OCTAVO_UNROLL
+                for (int unit = 0; unit < kGroup / 4 * kUnits; ++unit) {
+                    decltype(Dot::weight(w, 0, 0)) weight[V];
+                    OCTAVO_UNROLL
+                    for (int v = 0; v < V; ++v) weight[v] = Dot::weight(w + (column + v * W) * 4, 4 * kPanel, unit);
+                    OCTAVO_UNROLL
+                    for (int r = 0; r < R; ++r) {
+                        auto operand = Dot::operand(load_32(a + r * t.a_stride + (half * (kGroup / 4) * kUnits + unit) * 4));
+                        OCTAVO_UNROLL
+                        for (int v = 0; v < V; ++v) acc[r][v] = Dot::mac(acc[r][v], weight[v], operand);
+                    }
+                }
+                w += quad_bytes(F, kPanel, kGroup);
+
+                OCTAVO_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    const float* act = reinterpret_cast<const float*>(a + r * t.a_stride + 32 * kUnits);
+                    vf act_scale = set1(act[0]);
+                    vf act_sum = set1(act[kGroup == 16 ? 2 + half : 1]);
+                    if constexpr (!kMinimum) act_sum = mul(act_sum, minus_zero);
+                    OCTAVO_UNROLL
+                    for (int v = 0; v < V; ++v) {
+                        vf dot = to_f32(Dot::finish(acc[r][v]));
+                        if constexpr (kMinimum)
+                            sum[r][v] = fma(minimum[v], act_sum, fma(scale[v], mul(act_scale, dot), sum[r][v]));
+                        else
+                            sum[r][v] = fma(scale[v], fma(act_scale, dot, act_sum), sum[r][v]);
+                    }
+                }
+                if (kGroup == 32 || half == 1) a += kActGroup;
+            }
+        }
+        store_sums<R, V>(t, vector, sum);
+    }
+
+    template <int V>
+    static inline void load_f16s(const std::byte* w, int column, vf (&scale)[V], vf (&minimum)[V]) {
+        OCTAVO_UNROLL
+        for (int v = 0; v < V; ++v) {
+            const f16* p = reinterpret_cast<const f16*>(w) + column + v * W;
+            scale[v] = load_f16(p);
+            if constexpr (kMinimum) minimum[v] = load_f16(p + kPanel);
+        }
+    }
+};
+
+// A few rows take all vectors of a panel at once, for the sake of more independent sums; tall tiles take as many as the registers hold.
+template <class T, int R>
+static void tile_of(const Tile& t) {
+    constexpr int V = R * kPanelVectors <= T::kRows * T::kVectors ? kPanelVectors : T::kVectors;
+    for (int vector = 0; vector < kPanelVectors; vector += V) T::template run<R, V>(t, vector);
+}
+
+template <class T>
+static inline void run_tile(int rows, const Tile& t) {
+    switch (rows) {
+        case 1: return tile_of<T, 1>(t);
+        case 2: return tile_of<T, 2>(t);
+        case 3: return tile_of<T, 3>(t);
+        case 4: return tile_of<T, 4>(t);
+        default: break;
+    }
+    if constexpr (T::kRows > 4) {
+        if (rows == 5) return tile_of<T, 5>(t);
+        return tile_of<T, 6>(t);
+    }
+}
+
+// out = sums + bias, or out + (sums + bias); columns past n stay unwritten.
+static inline void write_panel(const LinearArgs& a, int column, int row, int rows, const float* sums) {
+    const int columns = a.weight->n - column < kPanel ? a.weight->n - column : kPanel;
+    for (int r = 0; r < rows; ++r) {
+        float* out = a.out + (row + r) * a.out_stride + column;
+        for (int i = 0; i < columns; i += W) {
+            vf y = load(sums + r * kPanel + i);
+            if (a.bias) y = add(y, load_n(a.bias + column + i, columns - i));
+            if (a.accumulate) y = add(load_n(out + i, columns - i), y);
+            store_n(out + i, y, columns - i);
+        }
+    }
+}
+
+// Rows taken together while a block of a panel is in the first level cache.
+constexpr int kRowBlock = 72;
+constexpr int64_t kBlockBytes = 16 << 10;
+
+// Panels [begin, end) of one weight, all rows.
+template <class T>
+static void run_panels(const LinearArgs& a, int64_t begin, int64_t end, int64_t a_stride) {
+    alignas(64) float sums[kRowBlock * kPanel];
+    const PackedWeight& weight = *a.weight;
+    const int64_t steps = steps_of(weight);
+    for (int row = 0; row < a.rows; row += kRowBlock) {
+        const int rows = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
+        const int tiles = (rows + T::kRows - 1) / T::kRows;
+        const int64_t block = tiles == 1 ? steps : kBlockBytes / T::kStepBytes + 1;
+        for (int64_t panel = begin; panel < end; ++panel) {
+            const std::byte* w = weight.data + panel * weight.panel_bytes;
+            for (int64_t step = 0; step < steps; step += block) {
+                const int64_t count = steps - step < block ? steps - step : block;
+                for (int tile = 0; tile < tiles; ++tile) {
+                    const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
+                    const std::byte* x = a.x + (row + first) * a_stride + step * T::kActStep;
+                    run_tile<T>(last - first, {w + step * T::kStepBytes, x, a_stride, count, sums + first * kPanel, step == 0, weight.zero});
+                }
+            }
+            write_panel(a, static_cast<int>(panel) * kPanel, row, rows, sums);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace octavo::ISA

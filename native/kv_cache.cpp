@@ -1,0 +1,91 @@
+#include "kv_cache.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "plan.h"
+
+namespace octavo {
+namespace {
+
+int64_t element_bytes(CacheType type) { return type == CacheType::f32 ? 4 : 2; }
+
+void check(bool fine, const std::string& what, int64_t value, const std::string& limit) {
+    if (!fine) throw std::invalid_argument("A KV cache cannot have a " + what + " of " + std::to_string(value) + ": " + limit + ".");
+}
+
+}  // namespace
+
+CacheType cache_type(const std::string& name) {
+    if (name == "f32") return CacheType::f32;
+    if (name == "f16") return CacheType::f16;
+    if (name == "bf16") return CacheType::bf16;
+    throw std::invalid_argument("Unknown KV cache type '" + name + "'. There are: f32, f16, bf16.");
+}
+
+int64_t KVCache::bytes_per_block(int num_layers, int block_size, int kv_heads, int head_dim, CacheType type) {
+    return 2 * int64_t{num_layers} * block_size * kv_heads * padded_dim(head_dim) * element_bytes(type);
+}
+
+KVCache::KVCache(int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, CacheType type)
+    : layout_{type, block_size, kv_heads, head_dim, num_blocks, nullptr, nullptr}, num_layers_(num_layers) {
+    check(num_layers > 0, "layer count", num_layers, "it must be positive");
+    check(num_blocks > 0 && num_blocks <= INT32_MAX, "block count", num_blocks, "it must be positive and fit 31 bits");
+    check(block_size > 0 && block_size % kKeyTile == 0 && block_size <= 128, "block size", block_size, "it must be a multiple of 16 up to 128");
+    check(kv_heads > 0, "KV head count", kv_heads, "it must be positive");
+    check(head_dim > 0 && head_dim % 8 == 0 && head_dim <= kMaxHeadDim, "head size", head_dim, "it must be a multiple of 8 up to 256");
+    block_bytes_ = bytes_per_block(1, block_size, kv_heads, head_dim, type) / 2;
+    plane_bytes_ = block_bytes_ * num_blocks;
+    memory_ = Memory(plane_bytes_ * 2 * num_layers);
+}
+
+CacheLayer KVCache::layer(int index) const {
+    CacheLayer layer = layout_;
+    layer.keys = plane(2 * int64_t{index});
+    layer.values = plane(2 * int64_t{index} + 1);
+    return layer;
+}
+
+void KVCache::clear(const int32_t* ids, int count, int thread, int threads) const {
+    const int64_t units = 2 * int64_t{num_layers_} * count;
+    for (int64_t unit = units * thread / threads; unit < units * (thread + 1) / threads; ++unit)
+        std::memset(plane(unit / count) + ids[unit % count] * block_bytes_, 0, static_cast<size_t>(block_bytes_));
+}
+
+void KVCache::copy(const int32_t* sources, const int32_t* destinations, int count, int thread, int threads) const {
+    if (count <= 0) return;
+    // A slice of every source is read before that slice of any destination is written, so that threads need not wait for one another.
+    constexpr int64_t kSlice = 1024;
+    const int64_t slices = (block_bytes_ + kSlice - 1) / kSlice, units = 2 * int64_t{num_layers_} * slices;
+    std::vector<std::byte> held(static_cast<size_t>(kSlice * count));
+    for (int64_t unit = units * thread / threads; unit < units * (thread + 1) / threads; ++unit) {
+        std::byte* base = plane(unit / slices) + unit % slices * kSlice;
+        const auto bytes = static_cast<size_t>(std::min(kSlice, block_bytes_ - unit % slices * kSlice));
+        for (int i = 0; i < count; ++i) std::memcpy(held.data() + i * kSlice, base + sources[i] * block_bytes_, bytes);
+        for (int i = 0; i < count; ++i) std::memcpy(base + destinations[i] * block_bytes_, held.data() + i * kSlice, bytes);
+    }
+}
+
+void KVCache::read_block(int layer, int64_t block, float* keys, float* values) const {
+    const CacheLayer cache = this->layer(layer);
+    const int dim = padded_dim(cache.head_dim);
+    auto value_at = [&](const std::byte* plane, int64_t index) {
+        if (cache.type == CacheType::f32) return reinterpret_cast<const float*>(plane)[index];
+        const uint16_t half = reinterpret_cast<const uint16_t*>(plane)[index];
+        return cache.type == CacheType::f16 ? f16_to_f32(half) : bf16_to_f32(half);
+    };
+    const bool pairs = cache.type != CacheType::f32;
+    for (int offset = 0; offset < cache.block_size; ++offset)
+        for (int head = 0; head < cache.kv_heads; ++head)
+            for (int d = 0; d < cache.head_dim; ++d) {
+                const int lane = offset % kKeyTile;
+                const int64_t tile = ((block * cache.kv_heads + head) * cache.block_size + offset - lane) * dim;
+                const int64_t key = pairs ? (d / 2 * kKeyTile + lane) * 2 + d % 2 : d * kKeyTile + lane;
+                const int64_t value = pairs ? (lane / 2 * dim + d) * 2 + lane % 2 : lane * dim + d;
+                *keys++ = value_at(cache.keys, tile + key);
+                *values++ = value_at(cache.values, tile + value);
+            }
+}
+
+}  // namespace octavo

@@ -1,0 +1,51 @@
+// The bytes of a packed weight: what pack() writes and the linear kernels read. ISA files include it: nothing here is external.
+//
+// A panel holds `panel` columns, zero where n ends, and is a sequence of steps along K:
+//   f32, f16:     1 value of K     [panel]
+//   bf16:         2 values of K    [panel][2], zero where k ends
+//   i8, i4:       a group          scales [panel] f16, minima [panel] f16 where there are any, quads
+//   with a super group (256 values): scales [panel] f16, minima [panel] f16 where there are any, then for each group of it
+//                                  int8 [panel] that multiply those scales, int8 [panel] that multiply the minima, quads
+// The quads of i8 are [group / 4][panel][4]. Those of i4 are [group / 8][panel][4]: the low nibbles are quad 2 i, the high ones 2 i + 1.
+#pragma once
+
+#include "ops.h"
+
+namespace octavo {
+
+static constexpr int kSuper = 256;
+
+static constexpr int64_t quad_bytes(Format format, int panel, int group) {
+    return int64_t{panel} * group / (format == Format::i8 ? 1 : 2);
+}
+static constexpr int64_t group_bytes(Format format, int panel, int group, bool minimum, bool super) {
+    return int64_t{panel} * (minimum ? 2 : 1) * (super ? 1 : 2) + quad_bytes(format, panel, group);
+}
+static constexpr int64_t super_bytes(Format format, int panel, int group, bool minimum) {
+    return int64_t{panel} * (minimum ? 2 : 1) * 2 + kSuper / group * group_bytes(format, panel, group, minimum, true);
+}
+
+static constexpr bool is_float(Format format) { return format == Format::f32 || format == Format::f16 || format == Format::bf16; }
+
+// Values of K in a step, and its bytes.
+static constexpr int step_values(Format format, int group, bool super) {
+    return format == Format::bf16 ? 2 : is_float(format) ? 1 : super ? kSuper : group;
+}
+static constexpr int64_t step_bytes(Format format, int panel, int group, bool minimum, bool super) {
+    return is_float(format) ? int64_t{panel} * (format == Format::f16 ? 2 : 4)
+           : super          ? super_bytes(format, panel, group, minimum)
+                            : group_bytes(format, panel, group, minimum, false);
+}
+static inline int64_t steps_of(const PackedWeight& w) {
+    int values = step_values(w.format, w.group, w.super_group != 0);
+    return (w.k + values - 1) / values;
+}
+
+// What a row of int8 activations holds for every 32 values of K, behind the values.
+struct ActGroup {
+    float scale;
+    float sum;      // scale times the sum of the 32 values
+    float half[2];  // scale times the sum of either 16
+};
+
+}  // namespace octavo

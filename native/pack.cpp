@@ -1,0 +1,303 @@
+#include "pack.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "layout.h"
+
+namespace octavo {
+
+namespace {
+
+// What a file's type stores: blocks of `values` values in `bytes` bytes, as q = 0, 1, ... and w = scale * (q - zero), or scale * q + minimum.
+struct SourceType {
+    const char* name;
+    int values, bytes;
+    Format format;     // the one that keeps every bit
+    int group, super;  // of the packed integers
+    int zero;
+    bool minimum;
+};
+
+constexpr SourceType kSources[] = {
+    {"f32", 1, 4, Format::f32, 0, 0, 0, false},        {"f16", 1, 2, Format::f16, 0, 0, 0, false},
+    {"bf16", 1, 2, Format::bf16, 0, 0, 0, false},      {"q4_0", 32, 18, Format::i4, 32, 0, 8, false},
+    {"q4_1", 32, 20, Format::i4, 32, 0, 0, true},      {"q5_0", 32, 22, Format::i8, 32, 0, 16, false},
+    {"q5_1", 32, 24, Format::i8, 32, 0, 0, true},      {"q8_0", 32, 34, Format::i8, 32, 0, 128, false},
+    {"q4_k", 256, 144, Format::i4k, 32, kSuper, 0, true}, {"q5_k", 256, 176, Format::i8, 32, kSuper, 0, true},
+    {"q6_k", 256, 210, Format::i8, 16, kSuper, 32, false},
+};
+constexpr const char* kFormats[] = {"f32", "f16", "bf16", "i8", "i4", "i4k"};
+
+const SourceType& type_of(Source source) { return kSources[static_cast<int>(source)]; }
+
+// 256 values of one row of a quantised tensor, as stored.
+struct Chunk {
+    uint8_t q[kSuper];
+    f16 scale[8], minimum[8];                  // one level: of each 32 values; two levels: the first of each is the super group's
+    int8_t factor[16], minimum_factor[8];      // two levels: of each group
+};
+
+template <class T>
+T read(const std::byte* p) {
+    T value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+
+f16 negated(f16 value) { return value ^ 0x8000u; }
+
+// 32 nibbles: the low ones of 16 bytes are values 0 to 15, the high ones 16 to 31.
+void split_nibbles(const std::byte* p, uint8_t* q) {
+    for (int i = 0; i < 16; ++i) {
+        q[i] = static_cast<uint8_t>(p[i]) & 15;
+        q[16 + i] = static_cast<uint8_t>(p[i]) >> 4;
+    }
+}
+
+// One block of 32 values.
+void read_block(Source source, const std::byte* p, uint8_t* q, f16& scale, f16& minimum) {
+    scale = read<f16>(p);
+    p += 2;
+    if (type_of(source).minimum) {
+        minimum = read<f16>(p);
+        p += 2;
+    }
+    if (source == Source::q8_0) {
+        for (int i = 0; i < 32; ++i) q[i] = static_cast<uint8_t>(p[i]) ^ 0x80u;  // signed to offset by 128
+        return;
+    }
+    uint32_t fifth = 0;
+    if (source == Source::q5_0 || source == Source::q5_1) {
+        fifth = read<uint32_t>(p);
+        p += 4;
+    }
+    split_nibbles(p, q);
+    if (fifth)
+        for (int i = 0; i < 32; ++i) q[i] |= static_cast<uint8_t>((fifth >> i & 1u) << 4);
+}
+
+// The scale factors and minimum factors, of 6 bits, of eight groups in 12 bytes.
+void read_factors(const std::byte* bytes, int8_t* scale, int8_t* minimum) {
+    uint8_t b[12];
+    std::memcpy(b, bytes, 12);
+    for (int i = 0; i < 4; ++i) {
+        scale[i] = static_cast<int8_t>(b[i] & 63);
+        minimum[i] = static_cast<int8_t>(b[4 + i] & 63);
+        scale[4 + i] = static_cast<int8_t>((b[8 + i] & 15) | (b[i] >> 6 << 4));
+        minimum[4 + i] = static_cast<int8_t>((b[8 + i] >> 4) | (b[4 + i] >> 6 << 4));
+    }
+}
+
+void read_super(Source source, const std::byte* p, Chunk& out) {
+    if (source == Source::q6_k) {
+        const uint8_t* low = reinterpret_cast<const uint8_t*>(p);
+        const uint8_t* high = low + 128;
+        for (int part = 0; part < 2; ++part, low += 64, high += 32)
+            for (int i = 0; i < 32; ++i) {
+                uint8_t* q = out.q + 128 * part + i;
+                q[0] = static_cast<uint8_t>((low[i] & 15) | (high[i] & 3) << 4);
+                q[32] = static_cast<uint8_t>((low[32 + i] & 15) | (high[i] >> 2 & 3) << 4);
+                q[64] = static_cast<uint8_t>((low[i] >> 4) | (high[i] >> 4 & 3) << 4);
+                q[96] = static_cast<uint8_t>((low[32 + i] >> 4) | (high[i] >> 6) << 4);
+            }
+        std::memcpy(out.factor, p + 192, 16);
+        out.scale[0] = read<f16>(p + 208);
+        return;
+    }
+    out.scale[0] = read<f16>(p);
+    out.minimum[0] = negated(read<f16>(p + 2));  // these types subtract their minima
+    read_factors(p + 4, out.factor, out.minimum_factor);
+    p += 16;
+    const uint8_t* fifth = reinterpret_cast<const uint8_t*>(p);
+    if (source == Source::q5_k) p += 32;
+    for (int part = 0; part < 4; ++part)  // 32 bytes: the low nibbles are a group, the high ones the next
+        for (int i = 0; i < 32; ++i) {
+            uint8_t byte = static_cast<uint8_t>(p[32 * part + i]);
+            uint8_t* q = out.q + 64 * part + i;
+            q[0] = byte & 15;
+            q[32] = byte >> 4;
+            if (source == Source::q5_k) {
+                q[0] |= static_cast<uint8_t>((fifth[i] >> (2 * part) & 1) << 4);
+                q[32] |= static_cast<uint8_t>((fifth[i] >> (2 * part + 1) & 1) << 4);
+            }
+        }
+}
+
+// `count` (at most 256) values of a row; p points at their first block.
+void read_chunk(Source source, const std::byte* p, int count, Chunk& out) {
+    const SourceType& type = type_of(source);
+    if (type.super) return read_super(source, p, out);
+    for (int block = 0; block < count / 32; ++block) read_block(source, p + block * type.bytes, out.q + 32 * block, out.scale[block], out.minimum[block]);
+}
+
+void read_floats(Source source, const std::byte* p, int count, float* out) {
+    const SourceType& type = type_of(source);
+    if (source == Source::f32) std::memcpy(out, p, sizeof(float) * static_cast<size_t>(count));
+    if (source == Source::f16)
+        for (int i = 0; i < count; ++i) out[i] = f16_to_f32(read<f16>(p + 2 * i));
+    if (source == Source::bf16)
+        for (int i = 0; i < count; ++i) out[i] = bf16_to_f32(read<bf16>(p + 2 * i));
+    if (type.group == 0) return;
+    Chunk chunk;
+    read_chunk(source, p, count, chunk);
+    for (int group = 0; group < count / type.group; ++group) {
+        const int at = type.super ? 0 : group;
+        double scale = f16_to_f32(chunk.scale[at]), minimum = type.minimum ? f16_to_f32(chunk.minimum[at]) : 0.0f;
+        if (type.super) scale *= chunk.factor[group];
+        if (type.super && type.minimum) minimum *= chunk.minimum_factor[group];
+        if (!type.minimum) minimum = -type.zero * scale;
+        for (int i = group * type.group; i < (group + 1) * type.group; ++i) out[i] = static_cast<float>(scale * chunk.q[i] + minimum);
+    }
+}
+
+// Writes the values [k, k + count) of one column of an integer panel.
+void write_integers(const PackedWeight& w, std::byte* panel, int column, int64_t k, int count, const Chunk& chunk) {
+    auto put = [](std::byte* p, auto value) { std::memcpy(p, &value, sizeof value); };
+    const int minima = w.has_minimum ? 2 : 1;
+    const bool super = w.super_group != 0;
+    std::byte* p = panel + k / step_values(w.format, w.group, super) * step_bytes(w.format, w.panel, w.group, w.has_minimum, super);
+    if (super) {
+        put(p + 2 * column, chunk.scale[0]);
+        if (w.has_minimum) put(p + 2 * (w.panel + column), chunk.minimum[0]);
+        p += 2 * minima * w.panel;
+    }
+    for (int group = 0; group < count / w.group; ++group) {
+        if (super) {
+            put(p + column, chunk.factor[group]);
+            if (w.has_minimum) put(p + w.panel + column, chunk.minimum_factor[group]);
+            p += minima * w.panel;
+        } else {
+            put(p + 2 * column, chunk.scale[group]);
+            if (w.has_minimum) put(p + 2 * (w.panel + column), chunk.minimum[group]);
+            p += 2 * minima * w.panel;
+        }
+        const uint8_t* q = chunk.q + group * w.group;
+        for (int quad = 0; quad < w.group / 4; ++quad, q += 4) {
+            uint32_t word;
+            std::memcpy(&word, q, 4);
+            if (w.format == Format::i8) {
+                put(p + (quad * w.panel + column) * 4, word);
+            } else if (quad % 2 == 0) {
+                uint32_t next;
+                std::memcpy(&next, q + 4, 4);
+                put(p + (quad / 2 * w.panel + column) * 4, word | next << 4);
+            }
+        }
+        p += quad_bytes(w.format, w.panel, w.group);
+    }
+}
+
+// Writes values [k, k + count) of all columns of a float panel; rows of `values` are kSuper apart. False: a finite value became infinite.
+bool write_floats(const PackedWeight& w, std::byte* panel, int columns, int64_t k, int count, const float* values) {
+    bool held = true;
+    if (w.format == Format::f32) {
+        float* out = reinterpret_cast<float*>(panel) + k * w.panel;
+        for (int i = 0; i < count; ++i)
+            for (int c = 0; c < columns; ++c) out[int64_t{i} * w.panel + c] = values[c * kSuper + i];
+    } else if (w.format == Format::f16) {
+        f16* out = reinterpret_cast<f16*>(panel) + k * w.panel;
+        for (int i = 0; i < count; ++i)
+            for (int c = 0; c < columns; ++c) {
+                f16 half = f32_to_f16(values[c * kSuper + i]);
+                held &= (half & 0x7fffu) != 0x7c00u || std::isinf(values[c * kSuper + i]);
+                out[int64_t{i} * w.panel + c] = half;
+            }
+    } else {
+        bf16* out = reinterpret_cast<bf16*>(panel);
+        for (int i = 0; i < count; ++i)
+            for (int c = 0; c < columns; ++c) out[((k + i) / 2 * w.panel + c) * 2 + (k + i) % 2] = f32_to_bf16(values[c * kSuper + i]);
+    }
+    return held;
+}
+
+PackedWeight describe(const KernelTable* table, Format format, const SourceType& type, int64_t n, int64_t k) {
+    PackedWeight w{};
+    w.format = format;
+    w.n = static_cast<int32_t>(n);
+    w.k = static_cast<int32_t>(k);
+    w.panel = table->panel_of(format);
+    if (!is_float(format)) {
+        w.group = type.group;
+        w.super_group = type.super;
+        w.zero = type.zero;
+        w.has_minimum = type.minimum;
+    }
+    w.panel_bytes = steps_of(w) * step_bytes(format, w.panel, w.group, w.has_minimum, w.super_group != 0);
+    w.bytes = (n + w.panel - 1) / w.panel * w.panel_bytes;
+    return w;
+}
+
+}  // namespace
+
+Source source_of(const std::string& name) {
+    for (int i = 0; i < static_cast<int>(std::size(kSources)); ++i)
+        if (name == kSources[i].name) return static_cast<Source>(i);
+    throw std::invalid_argument("Unknown tensor type '" + name + "'; pack() reads f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k and q6_k.");
+}
+
+Format format_of(const std::string& name) {
+    for (int i = 0; i < static_cast<int>(std::size(kFormats)); ++i)
+        if (name == kFormats[i]) return static_cast<Format>(i);
+    throw std::invalid_argument("Unknown packed format '" + name + "'; there are f32, f16, bf16, i8, i4 and i4k.");
+}
+
+const char* name_of(Format format) { return kFormats[static_cast<int>(format)]; }
+
+Format default_format(Source source) { return type_of(source).format; }
+
+PackedWeightOwner pack(const KernelTable* table, ThreadPool& pool, Format format, Source source, const std::byte* data, int64_t bytes, int64_t n,
+                       int64_t k) {
+    const SourceType& type = type_of(source);
+    if (!is_float(format) && format != type.format)
+        throw std::invalid_argument(std::string(type.name) + " cannot be packed as " + name_of(format) + ", only as " + name_of(type.format) +
+                                    (is_float(type.format) ? " or another float format." : ", f32, f16 or bf16."));
+    if (table->panel_of(format) <= 0) throw std::invalid_argument(std::string(table->name) + " has no kernel for " + name_of(format) + ".");
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (n < 1 || k < 1 || n > kMost || k > kMost)
+        throw std::invalid_argument("A weight must have between 1 and 2147483647 rows and columns, not " + std::to_string(n) + " x " + std::to_string(k) + ".");
+    if (k % type.values != 0)
+        throw std::invalid_argument("The " + std::to_string(k) + " columns of a " + type.name + " weight must be a multiple of " +
+                                    std::to_string(type.values) + ".");
+    const int64_t row_bytes = k / type.values * type.bytes;
+    if (bytes / row_bytes != n || bytes % row_bytes != 0)
+        throw std::invalid_argument("A " + std::string(type.name) + " weight of " + std::to_string(n) + " x " + std::to_string(k) + " has " +
+                                    std::to_string(n) + " rows of " + std::to_string(row_bytes) + " bytes; the data has " + std::to_string(bytes) +
+                                    " bytes.");
+
+    PackedWeightOwner owner{describe(table, format, type, n, k), {}, table};
+    owner.memory = Memory(owner.packed.bytes);
+    owner.packed.data = owner.memory.data();
+    const PackedWeight& w = owner.packed;
+    const int64_t panels = w.bytes / w.panel_bytes;
+    std::atomic<bool> held{true};
+    pool.run([&](int thread, int threads) {
+        std::vector<float> floats(is_float(format) ? static_cast<size_t>(w.panel) * kSuper : 0);
+        Chunk chunk;
+        for (int64_t panel = panels * thread / threads; panel < panels * (thread + 1) / threads; ++panel) {
+            std::byte* out = w.data + panel * w.panel_bytes;
+            const int columns = static_cast<int>(std::min<int64_t>(w.panel, n - panel * w.panel));
+            const std::byte* first = data + panel * w.panel * row_bytes;
+            for (int64_t at = 0; at < k; at += kSuper) {
+                const int count = static_cast<int>(std::min<int64_t>(kSuper, k - at));
+                for (int column = 0; column < columns; ++column) {
+                    const std::byte* p = first + column * row_bytes + at / type.values * type.bytes;
+                    if (is_float(format)) {
+                        read_floats(source, p, count, floats.data() + column * kSuper);
+                    } else {
+                        read_chunk(source, p, count, chunk);
+                        write_integers(w, out, column, at, count, chunk);
+                    }
+                }
+                if (is_float(format) && !write_floats(w, out, columns, at, count, floats.data())) held.store(false, std::memory_order_relaxed);
+            }
+        }
+    });
+    if (!held) throw std::invalid_argument("A weight of " + std::to_string(n) + " x " + std::to_string(k) + " has values above 65504, the largest of f16; pack it as bf16 or f32.");
+    return owner;
+}
+
+}  // namespace octavo
