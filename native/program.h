@@ -1,0 +1,94 @@
+// A recorded model: a list of ops over fixed buffers, replayed once per step by all threads of the pool.
+//
+// It is built once at start-up. Every op holds its kernel's arguments with final pointers; only the row counts of a step vary. Segments are
+// ranges of ops that may be run apart (a pipeline cut, a host break); by default one call runs them all.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kv_cache.h"
+#include "memory.h"
+#include "ops.h"
+#include "pack.h"
+#include "sample_inputs.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+// What the rows of a buffer count.
+enum class Rows : uint8_t { tokens, seqs, outputs };
+
+// The arrays of a step that the host fills in place; sizes are fixed at start.
+struct StepInputs {
+    struct Group {  // one cache group
+        std::vector<int64_t> slot_mapping;  // [max_tokens]
+        std::vector<int32_t> block_table;   // [max_seqs, max_blocks]
+        std::vector<int32_t> opened;        // [max_opened] blocks to clear
+        std::vector<int32_t> copy_source, copy_target;
+        int64_t max_blocks;
+        int num_opened = 0, num_copies = 0;
+    };
+
+    StepInputs(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks, int max_opened);
+
+    int max_tokens, max_seqs, max_rows;
+    int tokens = 0, seqs = 0, rows = 0;
+    std::vector<int32_t> token_ids, positions;  // [max_tokens]
+    std::vector<int32_t> query_start;           // [max_seqs + 1]
+    std::vector<int32_t> seq_lens;              // [max_seqs]
+    std::vector<int32_t> output_rows;           // [max_rows]
+    std::vector<Group> groups;
+
+    int count(Rows kind) const { return kind == Rows::tokens ? tokens : kind == Rows::seqs ? seqs : rows; }
+};
+
+class Program {
+  public:
+    using Op = std::function<void(int thread, int threads)>;
+    using HostOp = std::function<void()>;
+
+    Program(const KernelTable* table, std::shared_ptr<ThreadPool> pool, std::shared_ptr<StepInputs> inputs, int64_t workspace_bytes);
+
+    void push(Op op, const char* name) { ops_.push_back({std::move(op), nullptr, name}); }
+    void push_host(HostOp op, const char* name) { ops_.push_back({nullptr, std::move(op), name}); }
+    void prepare(HostOp op) { prepare_.push_back(std::move(op)); }  // done by the caller before the first op of a run
+    void cut() { segment_ends_.push_back(ops_.size()); }  // ends a segment
+
+    // Runs segments [first, last) of the step described by the inputs; -1 means to the end.
+    void run(int first, int last);
+
+    template <class T>
+    T* at(int64_t offset) const {
+        return reinterpret_cast<T*>(workspace_.data() + offset);
+    }
+
+    const KernelTable* const table;
+    const std::shared_ptr<ThreadPool> pool;
+    const std::shared_ptr<StepInputs> inputs;
+    int segments() const { return static_cast<int>(segment_ends_.size()); }
+    int64_t workspace_bytes() const { return workspace_.bytes(); }
+    std::vector<std::string> op_names() const;
+    int64_t runs = 0;  // native calls made, for those who count
+
+    // Time spent in each op, summed over runs while `profile` is set; seconds, by thread 0.
+    bool profile = false;
+    std::vector<double> seconds;
+
+  private:
+    struct Entry {
+        Op op;
+        HostOp host;
+        const char* name;
+    };
+    void run_ops(size_t begin, size_t end);
+
+    Memory workspace_;
+    std::vector<Entry> ops_;
+    std::vector<HostOp> prepare_;
+    std::vector<size_t> segment_ends_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,365 @@
+"""Records a decoder once, with symbolic arrays, as a native Program that C++ replays in one call per step.
+
+Recording is three small ideas: the calls of the `Ops` vocabulary become a list of nodes over virtual buffers; passes
+rewrite that list (activations prepared once per input, linears that share one run together, a residual sum becomes
+the epilogue of the linear before it); and every buffer gets a place in one workspace, shared with those that never
+live at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from octavo import _native
+from octavo.ops.interface import Activation, AttentionSpec, RopeSpec
+
+Rows = Literal["T", "S", "R"]
+ACTIVATIONS: dict[str, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+ALIGNMENT = 64
+MAX_LINEAR_GROUP = 8
+Emit = Callable[[Any, list[int], list[int]], Any]  # (program, offsets of inputs, offsets of outputs)
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """A recorded array: `width` float32 values for each of its rows, or `row_bytes` bytes in a form of the kernels'
+    own.
+    """
+
+    rows: Rows
+    width: int
+    row_bytes: int
+    offset: int = -1
+
+    @property
+    def shape(self) -> tuple[str, int]:
+        return (self.rows, self.width)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One operation. Passes may change what it reads and writes; `emit` then adds it to a Program, given the offsets of
+    its inputs and outputs in the workspace.
+    """
+
+    name: str
+    inputs: list[Buffer]
+    outputs: list[Buffer]
+    emit: Emit
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+class NativeOps:
+    """The recording backend. `layers[i]` is (cache group, index within it) of layer i."""
+
+    def __init__(
+        self,
+        isa: Any,
+        inputs: Any,
+        layers: Sequence[tuple[int, int]],
+        num_groups: int,
+        max_context: int,
+        threads: int,
+    ) -> None:
+        self._isa = isa
+        self._inputs = inputs
+        self._layers = layers
+        self._caches: Sequence[Any] = ()
+        self._max_context = max_context
+        self._threads = threads
+        self._nodes: list[Node] = []
+        self._angles: dict[RopeSpec, Buffer] = {}
+        self._scratch: Buffer | None = None
+        self._size: int | None = None
+        self._capacity = {"T": inputs.max_tokens, "S": inputs.max_seqs, "R": inputs.max_rows}
+        for group in range(num_groups):
+            self._add("update_cache", [], [], lambda p, i, o, group=group: p.update_cache(group, self._caches[group]))
+        self.cut()
+
+    # --- the vocabulary ---------------------------------------------------------------------------------------------
+
+    def embed(self, weight: Any, scale: float = 1.0) -> Buffer:
+        out = self._floats("T", weight.k)
+        return self._add("embed", [], [out], lambda p, i, o: p.embed(weight, scale, o[0]))
+
+    def linear(self, x: Buffer, weight: Any, bias: Any = None) -> Buffer:
+        if x.width != weight.k:
+            raise ValueError(f"linear: x has {x.width} columns, the weight takes {weight.k}")
+        out = self._floats(x.rows, weight.n)
+        attributes = {"weights": [weight], "biases": [bias], "accumulate": [False]}
+
+        def emit(p: Any, i: list[int], o: list[int]) -> Any:
+            # Behind the inputs of its outputs stands the one that an accumulating linear adds to.
+            return p.linear(x.rows, i[: len(o)], attributes["weights"], attributes["biases"], o, attributes["accumulate"])
+
+        self._nodes.append(Node("linear", [x], [out], emit, attributes))
+        return out
+
+    def rms_norm(self, x: Buffer, weight: Any, eps: float, offset: float = 0.0) -> Buffer:
+        groups, rest = divmod(x.width, len(weight))
+        if rest:
+            raise ValueError(f"rms_norm: {x.width} columns are not whole groups of {len(weight)}")
+        out = self._floats(x.rows, x.width)
+        return self._add(
+            "rms_norm", [x], [out], lambda p, i, o: p.rms_norm(x.rows, i[0], weight, eps, offset, groups, o[0])
+        )
+
+    def rope(self, x: Buffer, spec: RopeSpec, head_dim: int) -> Buffer:
+        half = len(spec.inv_freq)
+        angles = self._angles.get(spec)
+        if angles is None:
+            angles = self._angles[spec] = self._floats("T", 2 * half)
+            inv_freq = np.array(spec.inv_freq, np.float64)
+            first = Node("rope_angles", [], [angles], lambda p, i, o: p.rope_angles(inv_freq, spec.scale, o[0]))
+            self._nodes.append(first)
+        heads = x.width // head_dim
+        # In place: a decoder has no use for the vector before its rotation.
+        out = self._add(
+            "rope",
+            [x, angles],
+            [x],
+            lambda p, i, o: p.rope(i[1], i[0], heads, head_dim, half, spec.interleaved),
+        )
+        return out
+
+    def attention(self, q: Buffer, k: Buffer, v: Buffer, layer: int, spec: AttentionSpec) -> Buffer:
+        group, index = self._layers[layer]
+        size = _native.attention_scratch(
+            self._isa,
+            self._inputs.max_tokens,
+            self._inputs.max_seqs,
+            spec.num_heads,
+            spec.head_dim,
+            self._max_context,
+            self._threads,
+        )
+        if self._scratch is None:
+            self._scratch = Buffer("S", 0, 0)
+        scratch = self._scratch
+        scratch.row_bytes = max(scratch.row_bytes, -(-size // self._inputs.max_seqs))
+        out = self._floats("T", q.width)
+        return self._add(
+            "attention",
+            [q, k, v, scratch],
+            [out, scratch],
+            lambda p, i, o: p.attention(
+                group, self._caches[group], index, *i[:3], spec.num_heads, spec.window, spec.scale, spec.softcap, i[3], o[0]
+            ),
+        )
+
+    def gated_activation(self, gate: Buffer, up: Buffer, kind: Activation) -> Buffer:
+        out = self._floats(gate.rows, gate.width)
+        return self._add(
+            "activation",
+            [gate, up],
+            [out],
+            lambda p, i, o: p.activation(gate.rows, ACTIVATIONS[kind], i[0], i[1], gate.width, o[0]),
+        )
+
+    def activation(self, x: Buffer, kind: Activation) -> Buffer:
+        out = self._floats(x.rows, x.width)
+        return self._add(
+            "activation",
+            [x],
+            [out],
+            lambda p, i, o: p.activation(x.rows, ACTIVATIONS[kind], i[0], -1, x.width, o[0]),
+        )
+
+    def add(self, a: Buffer, b: Buffer) -> Buffer:
+        if a.shape != b.shape:
+            raise ValueError(f"add: shapes {a.shape} and {b.shape} differ")
+        out = self._floats(a.rows, a.width)
+        return self._add("add", [a, b], [out], lambda p, i, o: p.add(a.rows, i[0], i[1], 1.0, a.width, o[0]))
+
+    def scale(self, x: Buffer, factor: float) -> Buffer:
+        out = self._floats(x.rows, x.width)
+        return self._add(
+            "add", [x], [out], lambda p, i, o: p.add(x.rows, i[0], -1, factor, x.width, o[0]), scale=factor
+        )
+
+    def select_rows(self, x: Buffer) -> Buffer:
+        out = self._floats("R", x.width)
+        return self._add("select_rows", [x], [out], lambda p, i, o: p.select_rows(i[0], x.width, o[0]))
+
+    def logits(self, x: Buffer, weight: Any, softcap: float = 0.0, scale: float = 1.0) -> Buffer:
+        out = self.linear(x, weight)
+        if softcap or scale != 1.0:
+            self._add("softcap", [out], [out], lambda p, i, o: p.softcap(out.rows, o[0], out.width, softcap, scale))
+        return out
+
+    def pool(self, x: Buffer, kind: Literal["last", "mean"]) -> Buffer:
+        out = self._floats("S", x.width)
+        return self._add("pool", [x], [out], lambda p, i, o: p.pool(i[0], x.width, kind == "mean", o[0]))
+
+    def call(self, function: Callable[..., Any], *arrays: Buffer) -> Buffer:
+        out = self._floats(arrays[0].rows, arrays[0].width)
+        return self._add(
+            "call",
+            list(arrays),
+            [out],
+            lambda p, i, o: p.call(
+                function, [(a.rows, offset, a.width) for a, offset in zip(arrays, i, strict=True)], o[0]
+            ),
+        )
+
+    def cut(self) -> None:
+        self._nodes.append(Node("cut", [], [], lambda p, i, o: p.cut()))
+
+    # --- from the list to a Program ---------------------------------------------------------------------------------
+
+    def sample(self, logits: Buffer, sample_inputs: Any) -> None:
+        """Ends the recording: the sampler reads `logits` and leaves its outputs in `sample_inputs`."""
+        self.cut()
+        self._add("sample", [logits], [logits], lambda p, i, o: p.sample(i[0], logits.width, sample_inputs))
+
+    def workspace_bytes(self) -> int:
+        """Ends the recording: runs the passes and places the buffers. Returns the bytes that they take together."""
+        if self._size is None:
+            self._nodes = group_linears(prepare_activations(fuse_residuals(self._nodes), self._isa))
+            self._size = place_buffers(self._nodes, self._capacity)
+        return self._size
+
+    def build(self, pool: Any, caches: Sequence[Any]) -> Any:
+        """The Program, over one KVCache for each cache group."""
+        self._caches = caches
+        program = _native.Program(self._isa, pool, self._inputs, self.workspace_bytes())
+        for node in self._nodes:
+            node.emit(program, [b.offset for b in node.inputs], [b.offset for b in node.outputs])
+        program.cut()
+        return program
+
+    def keep(self, *buffers: Buffer) -> None:
+        """Lets buffers live to the end of the step, so that their rows can be read when it is over."""
+        self._nodes.append(Node("keep", list(buffers), [], lambda p, i, o: None))
+
+    def _floats(self, rows: Rows, width: int) -> Buffer:
+        return Buffer(rows, width, 4 * width)
+
+    def _add(
+        self, name: str, inputs: list[Buffer], outputs: list[Buffer], emit: Emit, **attributes: Any
+    ) -> Buffer:
+        self._nodes.append(Node(name, inputs, outputs, emit, attributes))
+        return outputs[0] if outputs else Buffer("T", 0, 0)
+
+
+def fuse_residuals(nodes: list[Node]) -> list[Node]:
+    """`add(a, linear(...))` becomes a linear that accumulates into a, where nothing else reads a or the product
+    afterwards.
+    """
+    reads: dict[int, int] = {}
+    producer: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        for buffer in node.inputs:
+            reads[id(buffer)] = reads.get(id(buffer), 0) + 1
+        for buffer in node.outputs:
+            producer[id(buffer)] = i
+    replaced: dict[int, Buffer] = {}
+    dropped: set[int] = set()
+    for i, node in enumerate(nodes):
+        node.inputs = [replaced.get(id(buffer), buffer) for buffer in node.inputs]
+        node.outputs = [replaced.get(id(buffer), buffer) for buffer in node.outputs]
+        if node.name != "add" or len(node.inputs) != 2:
+            continue
+        a, product = node.inputs
+        p = producer.get(id(product), i)
+        linear = nodes[p]
+        if (
+            linear.name != "linear"
+            or reads[id(product)] != 1
+            or any(a in n.inputs or a in n.outputs for n in nodes[p:i])
+        ):
+            continue
+        if any(a in later.inputs for later in nodes[i + 1 :]):
+            continue
+        linear.attributes["accumulate"] = [True]
+        linear.inputs.append(a)
+        linear.outputs = [a]
+        replaced[id(node.outputs[0])] = a
+        producer[id(a)] = p
+        dropped.add(i)
+    return [node for i, node in enumerate(nodes) if i not in dropped]
+
+
+def prepare_activations(nodes: list[Node], isa: Any) -> list[Node]:
+    """Puts before each run of linears the forms of their input that their weights take, each made once."""
+    result: list[Node] = []
+    prepared: dict[tuple[int, int], Buffer] = {}
+    run_start = 0  # where the current run of linears over one input begins
+    run_input: Buffer | None = None
+    for node in nodes:
+        if node.name == "linear":
+            x = node.inputs[0]
+            if x is not run_input:
+                run_start, run_input = len(result), x
+            act = _native.act_of(isa, node.attributes["weights"][0].format)
+            row_bytes = _native.act_bytes(isa, act, x.width)
+            if (act, row_bytes) != (0, 4 * x.width):
+                key = (id(x), act)
+                if key not in prepared:
+                    form = prepared[key] = Buffer(x.rows, x.width, row_bytes)
+                    emit = _emit_quantize(act, x, form)
+                    result.insert(run_start, Node("quantize", [x], [form], emit))
+                    run_start += 1
+                node.inputs[0] = prepared[key]
+        else:
+            run_input = None
+        for buffer in node.outputs:
+            prepared = {key: form for key, form in prepared.items() if key[0] != id(buffer)}
+        result.append(node)
+    return result
+
+
+def _emit_quantize(act: int, x: Buffer, form: Buffer) -> Emit:
+    return lambda p, i, o: p.quantize(x.rows, act, i[0], x.width, o[0])
+
+
+def group_linears(nodes: list[Node]) -> list[Node]:
+    """Linears that follow one another and do not feed one another become one op: their columns are shared out
+    together.
+    """
+    result: list[Node] = []
+    for node in nodes:
+        last = result[-1] if result else None
+        if (
+            node.name == "linear"
+            and last is not None
+            and last.name == "linear"
+            and len(last.outputs) < MAX_LINEAR_GROUP
+            and last.outputs[0].rows == node.outputs[0].rows
+            and not any(True in n.attributes["accumulate"] for n in (last, node))
+            and not any(buffer in last.outputs for buffer in node.inputs)
+        ):
+            last.inputs = [*last.inputs, *node.inputs]
+            last.outputs = [*last.outputs, *node.outputs]
+            for name in ("weights", "biases", "accumulate"):
+                last.attributes[name] = [*last.attributes[name], *node.attributes[name]]
+        else:
+            result.append(node)
+    return result
+
+
+def place_buffers(nodes: Sequence[Node], capacity: Mapping[str, int]) -> int:
+    """Gives each buffer the lowest offset that is free from its first use to its last; returns the bytes that takes."""
+    spans: dict[int, tuple[Buffer, int, int]] = {}
+    for i, node in enumerate(nodes):
+        for buffer in (*node.inputs, *node.outputs):
+            first = spans[id(buffer)][1] if id(buffer) in spans else i
+            spans[id(buffer)] = (buffer, first, i)
+    placed: list[tuple[int, int, int]] = []  # (offset, end, last use)
+    total = 0
+    for buffer, first, last in sorted(spans.values(), key=lambda span: span[1]):
+        size = -(-buffer.row_bytes * capacity[buffer.rows] // ALIGNMENT) * ALIGNMENT
+        placed = sorted(entry for entry in placed if entry[2] >= first)
+        offset = 0
+        for start, end, _ in placed:
+            if offset + size <= start:
+                break
+            offset = max(offset, end)
+        buffer.offset = offset
+        placed.append((offset, offset + size, last))
+        total = max(total, offset + size)
+    return total

@@ -1,0 +1,55 @@
+"""Runs batches through a native Program: one native call a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.engine.batch import Batch, RangeOutput
+from octavo.runtime.inputs import InputWriter
+from octavo.runtime.sampler import BatchSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step that was over when `launch` returned, as on a CPU."""
+
+    results: list[RangeOutput]
+
+    def outputs(self) -> list[RangeOutput]:
+        return self.results
+
+
+class NativeRunner:
+    """Owns the Program, its input arrays and the sampler's; knows nothing of scheduling."""
+
+    def __init__(self, program: Any, inputs: InputWriter, sampler: BatchSampler, logits: tuple[int, int]) -> None:
+        """`logits`: offset in the workspace and width of the logits, for those who look at them."""
+        self.program = program
+        self._logits = logits
+        self._inputs = inputs
+        self._sampler = sampler
+        # What the last step sampled, by request id and sequence index: a step that is scheduled before its predecessor is committed
+        # takes its newest tokens from here.
+        self._sampled: dict[tuple[str, int], int] = {}
+
+    def launch(self, batch: Batch) -> Finished:
+        self._inputs.write(batch, self._sampled)
+        self._sampler.write(batch)
+        self.program.run()
+        results = self._sampler.read(batch)
+        self._sampled = {
+            (scheduled.sequence.request.request_id, index): token.token_id
+            for scheduled, result in zip(batch.ranges, results, strict=True)
+            for index, token in zip(scheduled.sample_indices, result.samples, strict=False)
+        }
+        return Finished(results)
+
+    def logits(self) -> Any:
+        """A view of the last step's logits, float32 [output rows, vocabulary]; the next step overwrites it."""
+        offset, width = self._logits
+        return self.program.floats(offset, self.program.inputs.rows, width)
+
+    def close(self) -> None:
+        """Lets go of the Program, and with it of weights, cache and workspace."""
+        self.program = None

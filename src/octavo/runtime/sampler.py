@@ -1,0 +1,197 @@
+"""Writes what a batch samples into the sampler's arrays, and reads its outputs back.
+
+A row is a pair of a row of logits and what is asked of it. Arrays keep their contents from step to step: a row that
+serves the same line of the same request as before costs a comparison and its position.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from octavo import _native
+from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
+from octavo.engine.request import Request, Sequence, TokenOutput
+
+NO_TOKENS: tuple[int, ...] = ()
+FAILURES = {
+    1: "The model's logits are all NaN or -inf, so that no token can be sampled.",
+    2: "No token may be sampled: allowed_token_ids, logit_bias, bad_words and min_tokens ban all of them together.",
+}
+
+# What a row of the arrays holds: request, sequence index, whether stop ids are banned, ids that bad words ban, tokens
+# penalised.
+Held = tuple[Request | None, int, bool, tuple[int, ...], Any]
+NOTHING: Held = (None, 0, False, NO_TOKENS, None)
+
+
+class BatchSampler:
+    """Fills `inputs` (a _native.SampleInputs) from batches. One batch at a time: `write`, the step, `read`.
+
+    Rows of logits are in the order of the ranges: prompt rows by position, then one for each draft and the last. After
+    `read`, `failures` names what kept a range from sampling: index of the range -> a sentence.
+    """
+
+    def __init__(self, inputs: Any) -> None:
+        self.failures: dict[int, str] = {}
+        self._inputs = inputs
+        self._source, self._position, self._target = inputs.source, inputs.position, inputs.target
+        self._num_logprobs, self._masked = inputs.num_logprobs, inputs.masked
+        self._held: list[Held] = [NOTHING] * inputs.max_rows
+        # Of the sequences with penalties in the last step: their tokens, counted as far as `known`.
+        self._counts: dict[int, tuple[Sequence, Any, int]] = {}
+
+    def write(self, batch: Batch) -> None:
+        """Fills the rows of a step. Where a row depends on the tokens before it, none of them may be a -1."""
+        sources: list[int] = []
+        positions: list[int] = []
+        counts: dict[int, tuple[Sequence, Any, int]] = {}
+        held, logits = self._held, 0
+        for scheduled in batch.ranges:
+            low, high = scheduled.prompt_logprob_rows
+            if low < high:
+                self._make_room(len(sources) + high - low)
+                self._put_targets(len(sources), scheduled.sequence.request, low, high)
+                sources += range(logits, logits + high - low)
+                positions += range(low + 1, high + 1)
+                logits += high - low
+            if not scheduled.sample_indices:
+                continue
+            sequence, drafts = scheduled.sequence, scheduled.num_drafts
+            request = sequence.request
+            known = scheduled.start + scheduled.num_tokens - drafts
+            tokens = self._count(sequence, known, counts) if sequence.has_penalties else None
+            self._make_room(len(sources) + drafts + len(scheduled.sample_indices))
+            for draft in range(drafts + 1):
+                position = known + draft
+                bans = position < sequence.min_length
+                bad = _bad_ends(sequence, position) if request.bad_word_ids else NO_TOKENS
+                for index in scheduled.sample_indices:
+                    row = len(sources)
+                    holds = held[row]
+                    if (
+                        drafts
+                        or holds[0] is not request
+                        or holds[1] != index
+                        or holds[2] != bans
+                        or holds[3] != bad
+                        or holds[4] is not tokens
+                    ):
+                        self._put(row, request, index, bans, bad)
+                        if tokens is not None:
+                            self._inputs.set_penalties(row, tokens, sequence.draft_token_ids[:draft])
+                        # Rows of drafts have counts of their own: they are always written anew.
+                        held[row] = NOTHING if drafts else (request, index, bans, bad, tokens)
+                    sources.append(logits)
+                    positions.append(position)
+                logits += 1
+        rows = len(sources)
+        self._source[:rows] = sources
+        self._position[:rows] = positions
+        self._inputs.rows = rows
+        self._counts = counts
+
+    def read(self, batch: Batch) -> list[RangeOutput]:
+        """The outputs of the step that `write` prepared, aligned with the batch's ranges."""
+        inputs, rows = self._inputs, self._inputs.rows
+        ids = inputs.token_ids[:rows].tolist()
+        wanted = self._num_logprobs[:rows]
+        reports = bool(rows) and bool((self._target[:rows] >= 0).any() or (wanted >= 0).any())
+        tokens = self._reported(rows, ids) if reports else [TokenOutput(token_id) for token_id in ids]
+        failed = np.flatnonzero(inputs.status[:rows]).tolist()
+        self.failures = {}
+        outputs: list[RangeOutput] = []
+        row = 0
+        for scheduled in batch.ranges:
+            first = row + scheduled.prompt_logprob_rows[1] - scheduled.prompt_logprob_rows[0]
+            end = first + _num_samples(scheduled)
+            if failed and (status := [int(inputs.status[r]) for r in failed if row <= r < end]):
+                self.failures[len(outputs)] = FAILURES[status[0]]
+            outputs.append(RangeOutput(tokens[first:end], tokens[row:first]))
+            row = end
+        return outputs
+
+    def _reported(self, rows: int, ids: list[int]) -> list[TokenOutput]:
+        inputs = self._inputs
+        most = max(0, int(self._num_logprobs[:rows].max()))
+        top_ids: Any = inputs.top_ids[:rows, :most].tolist() if most else repeat([], rows)
+        top_logprobs: Any = inputs.top_logprobs[:rows, :most].tolist() if most else repeat([], rows)
+        return [
+            TokenOutput(token_id, logprob, rank, list(zip(tops[: max(count, 0)], values[: max(count, 0)], strict=True)))
+            for token_id, logprob, rank, count, tops, values in zip(
+                ids, inputs.logprobs[:rows].tolist(), inputs.ranks[:rows].tolist(), self._num_logprobs[:rows].tolist(),
+                top_ids, top_logprobs, strict=True,
+            )
+        ]  # fmt: skip
+
+    def _make_room(self, rows: int) -> None:
+        if rows > self._inputs.max_rows:
+            raise ValueError(
+                f"The batch samples at least {rows} rows; the sampler was made for {self._inputs.max_rows}."
+            )
+
+    def _put_targets(self, row: int, request: Request, low: int, high: int) -> None:
+        end = row + high - low
+        self._target[row:end] = request.prompt_token_ids[low + 1 : high + 1]
+        self._num_logprobs[row:end] = min(request.params.prompt_logprobs or 0, self._inputs.vocab)
+        self._held[row:end] = [NOTHING] * (high - low)
+
+    def _put(self, row: int, request: Request, index: int, bans_stops: bool, bad: tuple[int, ...]) -> None:
+        params, inputs = request.params, self._inputs
+        inputs.set_row(
+            row,
+            0.0 if params.is_greedy else params.temperature,
+            min(params.top_k, inputs.vocab),
+            params.top_p,
+            params.min_p,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            request.seed & 0xFFFF_FFFF_FFFF_FFFF,
+            index,
+            -1 if params.logprobs is None else min(params.logprobs, inputs.vocab),
+        )
+        biases = list((params.logit_bias or {}).items())
+        biases += zip(bad, repeat(-np.inf))
+        if bans_stops:
+            # A stop id past the vocabulary cannot be sampled, and does not fit the array perhaps.
+            biases += ((token, -np.inf) for token in sorted(request.stop_token_ids) if token < inputs.vocab)
+        if biases:
+            ids, values = zip(*biases, strict=True)
+            inputs.set_bias(row, np.array(ids, np.int32), np.array(values, np.float32))
+        if params.allowed_token_ids is not None:
+            self._masked[row] = True
+            allowed = np.zeros(32 * inputs.mask.shape[1], np.bool_)
+            chosen = np.array(params.allowed_token_ids, np.int64)
+            allowed[chosen[chosen < inputs.vocab]] = True
+            inputs.mask[row] = np.packbits(allowed, bitorder="little").view("<u4")
+
+    def _count(self, sequence: Sequence, known: int, used: dict[int, tuple[Sequence, Any, int]]) -> Any:
+        """The tokens of the first `known` positions, counted; kept from the last step where the sequence was in it."""
+        entry = self._counts.get(id(sequence))  # it holds the sequence, so that the id is not another's
+        prompt = sequence.num_prompt_tokens
+        if entry is None or entry[2] > known:
+            entry = sequence, _native.TokenCounts(np.array(sequence.request.prompt_token_ids, np.int32)), prompt
+        for token_id in sequence.token_ids[entry[2] : known]:
+            entry[1].add(token_id)
+        used[id(sequence)] = sequence, entry[1], known
+        return entry[1]
+
+
+def _num_samples(scheduled: ScheduledRange) -> int:
+    return len(scheduled.sample_indices) * (scheduled.num_drafts + 1)
+
+
+def _bad_ends(sequence: Sequence, position: int) -> tuple[int, ...]:
+    """The last tokens of bad words whose other tokens stand, all generated, just before `position`."""
+    num_prompt, known = sequence.num_prompt_tokens, len(sequence.token_ids)
+    words = sequence.request.bad_word_ids
+    reach = min(max(map(len, words)) - 1, position - num_prompt)
+    start = position - reach
+    tail = sequence.token_ids[start:position]
+    if position > known:
+        tail += sequence.draft_token_ids[max(0, start - known) : position - known]
+    banned = {word[-1] for word in words if len(word) - 1 <= reach and tail[reach - len(word) + 1 :] == list(word[:-1])}
+    return tuple(sorted(banned))
