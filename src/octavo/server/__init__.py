@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server: wire forms in front, one engine behind."""

@@ -1,0 +1,163 @@
+"""From a wire form to admitted requests: render, tokenise, check. Runs off the event loop, for every route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from octavo.engine.request import Request
+from octavo.sampling_params import OutputKind, SamplingParams
+from octavo.server.context import Call
+from octavo.server.errors import bad_request
+from octavo.server.service import Service
+from octavo.server.wire import ChatFields, ChatRequest, CompletionRequest, SamplingFields
+
+SAMPLING_FIELDS = tuple({entry.name for entry in fields(SamplingParams)} & SamplingFields.model_fields.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt; text is None where the client sent token ids."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+def completion_requests(service: Service, body: CompletionRequest, call: Call, max_n: int) -> list[Request]:
+    """One request for each prompt, all admitted or none: nothing reaches the engine before the last is checked."""
+    entries = split_prompts(body.prompt)
+    params = sampling_params(service, body, logprobs=body.logprobs)
+    if body.echo and body.logprobs is not None:
+        wanted = max(body.logprobs, body.prompt_logprobs or 0)
+        params = sampling_params(service, body, logprobs=body.logprobs, prompt_logprobs=wanted)
+    if len(entries) * params.n > max_n:
+        raise bad_request(
+            f"{len(entries)} prompts times n={params.n} exceed the limit of {max_n} sequences a request (--max-n).",
+            "n" if params.n > 1 else "prompt",
+        )
+    add_special = body.add_special_tokens is not False
+    truncated = params.truncate_prompt_tokens is not None
+    prompts = [encode_prompt(service, entry, add_special, truncated) for entry in entries]
+    return [_admit(service, f"{call.id}-{i}", prompt, params, body) for i, prompt in enumerate(prompts)]
+
+
+def chat_request(service: Service, body: ChatRequest, call: Call, max_n: int) -> Request:
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if max_tokens is None:
+        # Chat runs to the end of the context unless told otherwise, by the model's generation config too.
+        max_tokens = service.sampling_defaults.get("max_tokens")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = sampling_params(service, body, logprobs=logprobs, max_tokens=max_tokens)
+    if params.n > max_n:
+        raise bad_request(f"n={params.n} exceeds the limit of {max_n} sequences for one request (--max-n).", "n")
+    prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
+    return _admit(service, f"{call.id}-0", prompt, params, body)
+
+
+def sampling_params(service: Service, body: SamplingFields, **overrides: Any) -> SamplingParams:
+    """What the client sent, over the model's defaults, over those of SamplingParams."""
+    values = dict(service.sampling_defaults)
+    for name in SAMPLING_FIELDS:
+        if (value := getattr(body, name)) is not None:
+            values[name] = value
+    values.update(overrides)
+    return SamplingParams(**values, output_kind=OutputKind.DELTA)
+
+
+def split_prompts(value: Any) -> list[str | list[int]]:
+    """A text, a list of texts, a list of ids, or a list of lists of ids, as prompts. Stops at the first fault."""
+    if value is None:
+        raise bad_request("prompt is missing: send a text, a list of texts, or token ids.", "prompt")
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise bad_request("prompt must be a text, a list of texts, or token ids.", "prompt")
+    if not value:
+        raise bad_request("prompt is an empty list.", "prompt")
+    if isinstance(value[0], str):
+        for position, entry in enumerate(value):
+            if not isinstance(entry, str):
+                raise bad_request(f"prompt[{position}] must be a text like prompt[0].", "prompt")
+        return list(value)
+    if isinstance(value[0], list):
+        for position, entry in enumerate(value):
+            if not isinstance(entry, list):
+                raise bad_request(f"prompt[{position}] must be a list of token ids like prompt[0].", "prompt")
+            check_ids(entry, f"prompt[{position}]")
+        return list(value)
+    check_ids(value, "prompt")
+    return [value]
+
+
+def check_ids(ids: list[Any], where: str) -> None:
+    """Raises a 400 at the first entry that is no whole number; whether the model has such a token, the gate knows."""
+    for position, token_id in enumerate(ids):
+        if type(token_id) is not int:  # not bool
+            raise bad_request(f"{where}[{position}] must be a token id, a whole number.", where.partition("[")[0])
+
+
+def encode_prompt(service: Service, entry: str | list[int], add_special: bool, truncated: bool = False) -> Prompt:
+    if isinstance(entry, list):
+        return Prompt(None, entry)
+    if not truncated:
+        check_length(service, entry, "prompt")
+    return Prompt(entry, service.tokenizer.encode(entry, add_special_tokens=add_special))
+
+
+def check_length(service: Service, text: str, param: str) -> None:
+    """Refuses text that cannot fit however it is cut into tokens, without tokenising it."""
+    # A character has one byte or more, so that most texts need not be encoded to be counted.
+    limit = service.max_model_len * service.max_token_bytes
+    if len(text) * 4 > limit and (size := len(text.encode("utf-8", "replace"))) > limit:
+        least = -(-size // service.max_token_bytes)
+        raise bad_request(
+            f"This model's maximum context length is {service.max_model_len} tokens. However, you requested {param} of "
+            f"{size} bytes, which are at least {least} tokens.",
+            param,
+        )
+
+
+def render_chat(service: Service, body: ChatFields, add_special: bool) -> list[int]:
+    """Prompt token ids of the messages; the same for chat and for tokenize."""
+    check_length(service, "".join(texts_in(body.messages)), "messages")
+    continued = bool(body.continue_final_message)
+    ids = service.tokenizer.apply_chat_template(
+        body.messages,
+        add_generation_prompt=not continued if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_final_message=continued,
+        tools=[tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None,
+        chat_template_kwargs=body.template_kwargs,
+    )
+    if add_special:
+        prefix = list(service.tokenizer.prefix_ids)
+        ids = ids if ids[: len(prefix)] == prefix else prefix + ids
+    return ids
+
+
+def texts_in(messages: list[Any]) -> Iterator[str]:
+    """The texts of the messages, as far as they are well formed; the template's own check finds the rest."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                yield text
+
+
+def _admit(service: Service, request_id: str, prompt: Prompt, params: SamplingParams, body: SamplingFields) -> Request:
+    if body.priority and not service.takes_priority:
+        raise bad_request("priority needs a server started with --scheduling-policy priority.", "priority")
+    return service.admit(
+        request_id,
+        prompt.token_ids,
+        params,
+        prompt=prompt.text,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt,
+    )
+
+
+def last_text(messages: list[dict[str, Any]]) -> str:
+    """The text of the last message, which chat's echo puts before the reply."""
+    return "\n".join(texts_in(messages[-1:]))

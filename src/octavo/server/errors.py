@@ -1,0 +1,86 @@
+"""Every error that a client can meet, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import EngineDeadError, EngineFullError, RequestError
+
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
+
+class ApiError(Exception):
+    """An answer other than 200; `param` names the field at fault."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.headers = headers or {}
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, message, param)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told of an exception; anything unforeseen is a 500 that gives nothing away."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            return ApiError(400, str(error), error.param)
+        case EngineFullError():
+            # openai's clients honour retry-after; the finer header is theirs too.
+            headers = {"retry-after": str(error.retry_after), "retry-after-ms": str(1000 * error.retry_after)}
+            return ApiError(429, str(error), headers=headers)
+        case EngineDeadError():
+            return ApiError(503, str(error) or "The engine has stopped.")
+        case _:
+            return ApiError(500, "The server met an error of its own; its log says more.")
+
+
+def error_object(error: ApiError) -> dict[str, Any]:
+    kind = TYPES.get(error.status) or HTTPStatus(error.status).phrase
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.status}}
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(orjson.dumps(error_object(error)), error.status, error.headers, media_type="application/json")
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    return error_response(as_api_error(error))
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Answers of the framework itself: unknown path, wrong method."""
+    status: int = getattr(error, "status_code", 500)
+    headers: dict[str, str] = dict(getattr(error, "headers", None) or {})
+    path = request.url.path if len(request.url.path) <= 200 else request.url.path[:200] + "..."
+    if status == 404:
+        message = f"There is no {path} here; /docs lists what there is."
+    elif status == 405:
+        allowed = headers.get("Allow") or headers.get("allow") or "another"
+        message = f"{path} does not take {request.method}; it takes {allowed}."
+    else:
+        message = str(getattr(error, "detail", "")) or HTTPStatus(status).phrase
+    return error_response(ApiError(status, message, headers=headers))

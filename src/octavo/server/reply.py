@@ -1,0 +1,40 @@
+"""How a reply leaves: as one JSON body, or as a stream whose failure is told within it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from octavo.errors import OctavoError
+from octavo.server.context import ServerContext
+from octavo.server.errors import ApiError, as_api_error, error_object
+from octavo.server.generation import Generation
+from octavo.server.streaming import DONE, EventStream, event
+
+logger = logging.getLogger("octavo.server")
+
+
+def json_reply(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+def stream_reply(context: ServerContext, generation: Generation, events: AsyncGenerator[bytes, None]) -> EventStream:
+    return EventStream(_guarded(events), generation.close, context.config.stall_timeout)
+
+
+async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The events, an error event where they fail, and [DONE]."""
+    try:
+        async for data in events:
+            yield data
+    except Exception as error:
+        if not isinstance(error, ApiError | OctavoError):
+            logger.exception("a stream failed")
+        yield event(error_object(as_api_error(error)))
+    finally:
+        await events.aclose()
+    yield DONE
