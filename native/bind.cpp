@@ -23,4 +23,5 @@ NB_MODULE(_native, m) {
     bind_attention(m);
     bind_sampler(m);
     bind_program(m);
+    bind_probe(m);
 }

@@ -15,14 +15,29 @@ constexpr int kFloatRows = 6, kFloatVectors = 4;
 constexpr int kIntRows = 6, kIntVectors = 4;  // integer sums; the float32 ones live in the cache
 constexpr Act kActU8 = Act::q8;
 
+// sum += w * a
+static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
+
+// The even and the odd values of pairs of bf16.
+static inline vf even_bf16(const bf16* p) {
+    vf even, odd;
+    split_bf16(p, even, odd);
+    return even;
+}
+static inline vf odd_bf16(const bf16* p) {
+    vf even, odd;
+    split_bf16(p, even, odd);
+    return odd;
+}
+
 // A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
 struct DotU8 {
     using Acc = vi;
     static constexpr int kUnits = 1;  // per quad
     static inline vi weight(const std::byte* p, int64_t quad_bytes, int unit) { return _mm512_loadu_si512(p + unit * quad_bytes); }
     static inline vi operand(int32_t a) { return _mm512_set1_epi32(a); }
-    static inline vi start() { return _mm512_setzero_si512(); }
-    static inline vi mac(vi acc, vi w, vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
+    static inline vi product(vi w, vi a) { return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, a); }
+    static inline void mac(vi& acc, vi w, vi a) { acc = _mm512_dpbusd_epi32(acc, w, a); }
     static inline vi finish(vi acc) { return acc; }
 };
 
@@ -34,8 +49,8 @@ struct DotU4 : DotU8 {
 };
 
 #ifdef OCTAVO_HAS_DPBF16
-static inline vf dot_bf16(vf acc, vi w, int32_t a) {
-    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(_mm512_set1_epi32(a)));
+static inline void dot_bf16(vf& sum, vi w, int32_t a) {
+    sum = _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(_mm512_set1_epi32(a)));
 }
 #endif
 

@@ -20,6 +20,21 @@ __attribute__((noinline)) static vi dot_u8s8(vi acc, vi w, int32_t a) {
     return acc;
 }
 
+// sum += w * a
+static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
+
+// The even and the odd values of pairs of bf16.
+static inline vf even_bf16(const bf16* p) {
+    vf even, odd;
+    split_bf16(p, even, odd);
+    return even;
+}
+static inline vf odd_bf16(const bf16* p) {
+    vf even, odd;
+    split_bf16(p, even, odd);
+    return odd;
+}
+
 // A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
 struct DotU8 {
     using Acc = vi;
@@ -28,8 +43,8 @@ struct DotU8 {
         return load_i(reinterpret_cast<const int32_t*>(p + unit * quad_bytes));
     }
     static inline int32_t operand(int32_t a) { return a; }
-    static inline vi start() { return zero_i(); }
-    static inline vi mac(vi acc, vi w, int32_t a) { return dot_u8s8(acc, w, a); }
+    static inline vi product(vi w, int32_t a) { return dot_u8s8(zero_i(), w, a); }
+    static inline void mac(vi& acc, vi w, int32_t a) { acc = dot_u8s8(acc, w, a); }
     static inline vi finish(vi acc) { return acc; }
 };
 

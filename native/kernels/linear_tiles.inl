@@ -50,7 +50,7 @@ struct F32Weights {
     static constexpr int64_t kActStep = 4;
     static inline vf weight(const std::byte* p, int vector, int) { return load(reinterpret_cast<const float*>(p) + vector * W); }
     static inline vf operand(int32_t a) { return set1(bits_to_f32(static_cast<uint32_t>(a))); }
-    static inline vf mac(vf sum, vf w, vf a) { return fma(w, a, sum); }
+    static inline void mac(vf& sum, vf w, vf a) { accumulate(sum, w, a); }
 };
 
 struct F16Weights : F32Weights {
@@ -65,7 +65,7 @@ struct Bf16Weights {
     static constexpr int64_t kActStep = 4;
     static inline vi weight(const std::byte* p, int vector, int) { return load_i(reinterpret_cast<const int32_t*>(p) + vector * W); }
     static inline int32_t operand(int32_t a) { return a; }
-    static inline vf mac(vf sum, vi w, int32_t a) { return dot_bf16(sum, w, a); }
+    static inline void mac(vf& sum, vi w, int32_t a) { dot_bf16(sum, w, a); }
 };
 #else
 struct Bf16Weights : F32Weights {  // activations are float32 values, already rounded
@@ -73,9 +73,8 @@ struct Bf16Weights : F32Weights {  // activations are float32 values, already ro
     static constexpr int kParts = 2;
     static constexpr int64_t kActStep = 8;
     static inline vf weight(const std::byte* p, int vector, int part) {
-        vf even, odd;
-        split_bf16(reinterpret_cast<const bf16*>(p) + 2 * vector * W, even, odd);
-        return part ? odd : even;
+        const bf16* pairs = reinterpret_cast<const bf16*>(p) + 2 * vector * W;
+        return part ? odd_bf16(pairs) : even_bf16(pairs);
     }
 };
 #endif
@@ -92,17 +91,20 @@ struct FloatTile {
         load_sums<R, V>(t, vector, sum);
         const std::byte* w = t.w;
         const std::byte* a = t.a;
-        for (int64_t step = 0; step < t.steps; ++step, w += kStepBytes, a += kActStep) {
+        const int64_t steps = t.steps, a_stride = t.a_stride;
+        for (int64_t step = 0; step < steps; ++step, w += kStepBytes, a += kActStep) {
             OCTAVO_UNROLL
             for (int part = 0; part < Weights::kParts; ++part) {
+                // The parts' weights are not to be in registers together: the sums would leave them.
+                if (part) asm volatile("" : : : "memory");
                 decltype(Weights::weight(w, 0, 0)) weight[V];
                 OCTAVO_UNROLL
                 for (int v = 0; v < V; ++v) weight[v] = Weights::weight(w, vector + v, part);
                 OCTAVO_UNROLL
                 for (int r = 0; r < R; ++r) {
-                    auto operand = Weights::operand(load_32(a + r * t.a_stride + 4 * part));
+                    auto operand = Weights::operand(load_32(a + r * a_stride + 4 * part));
                     OCTAVO_UNROLL
-                    for (int v = 0; v < V; ++v) sum[r][v] = Weights::mac(sum[r][v], weight[v], operand);
+                    for (int v = 0; v < V; ++v) Weights::mac(sum[r][v], weight[v], operand);
                 }
             }
         }
@@ -128,9 +130,10 @@ struct IntTile {
         load_sums<R, V>(t, vector, sum);
         const std::byte* w = t.w;
         const std::byte* a = t.a;
+        const int64_t steps = t.steps, a_stride = t.a_stride;
         const int column = vector * W;
         const vf minus_zero = set1(static_cast<float>(-t.zero));
-        for (int64_t step = 0; step < t.steps; ++step) {
+        for (int64_t step = 0; step < steps; ++step) {
             vf super_scale[V], super_minimum[V];
             if constexpr (kTwoLevels) {
                 load_f16s<V>(w, column, super_scale, super_minimum);
@@ -154,26 +157,27 @@ struct IntTile {
 
                 typename Dot::Acc acc[R][V];
                 OCTAVO_UNROLL
-                for (int r = 0; r < R; ++r)
-                    OCTAVO_UNROLL
-                    for (int v = 0; v < V; ++v) acc[r][v] = Dot::start();
-                OCTAVO_UNROLL
                 for (int unit = 0; unit < kGroup / 4 * kUnits; ++unit) {
                     decltype(Dot::weight(w, 0, 0)) weight[V];
                     OCTAVO_UNROLL
                     for (int v = 0; v < V; ++v) weight[v] = Dot::weight(w + (column + v * W) * 4, 4 * kPanel, unit);
                     OCTAVO_UNROLL
                     for (int r = 0; r < R; ++r) {
-                        auto operand = Dot::operand(load_32(a + r * t.a_stride + (half * (kGroup / 4) * kUnits + unit) * 4));
+                        auto operand = Dot::operand(load_32(a + r * a_stride + (half * (kGroup / 4) * kUnits + unit) * 4));
                         OCTAVO_UNROLL
-                        for (int v = 0; v < V; ++v) acc[r][v] = Dot::mac(acc[r][v], weight[v], operand);
+                        for (int v = 0; v < V; ++v) {
+                            if (unit == 0)
+                                acc[r][v] = Dot::product(weight[v], operand);
+                            else
+                                Dot::mac(acc[r][v], weight[v], operand);
+                        }
                     }
                 }
                 w += quad_bytes(F, kPanel, kGroup);
 
                 OCTAVO_UNROLL
                 for (int r = 0; r < R; ++r) {
-                    const float* act = reinterpret_cast<const float*>(a + r * t.a_stride + 32 * kUnits);
+                    const float* act = reinterpret_cast<const float*>(a + r * a_stride + 32 * kUnits);
                     vf act_scale = set1(act[0]);
                     vf act_sum = set1(act[kGroup == 16 ? 2 + half : 1]);
                     if constexpr (!kMinimum) act_sum = mul(act_sum, minus_zero);
@@ -205,7 +209,7 @@ struct IntTile {
 
 // A few rows take all vectors of a panel at once, for the sake of more independent sums; tall tiles take as many as the registers hold.
 template <class T, int R>
-static void tile_of(const Tile& t) {
+__attribute__((noinline)) static void tile_of(const Tile& t) {
     constexpr int V = R * kPanelVectors <= T::kRows * T::kVectors ? kPanelVectors : T::kVectors;
     for (int vector = 0; vector < kPanelVectors; vector += V) T::template run<R, V>(t, vector);
 }
@@ -239,9 +243,9 @@ static inline void write_panel(const LinearArgs& a, int column, int row, int row
     }
 }
 
-// Rows taken together while a block of a panel is in the first level cache.
+// Rows that take their turns with a block of a panel while it is in the nearest caches (8, 16 and 32 KiB measure alike).
 constexpr int kRowBlock = 72;
-constexpr int64_t kBlockBytes = 16 << 10;
+constexpr int64_t kBlockBytes = 32 << 10;
 
 // Panels [begin, end) of one weight, all rows.
 template <class T>

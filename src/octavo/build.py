@@ -26,7 +26,8 @@ from octavo.runtime.kv_cache import CachePlan, GroupSpec, plan_cache
 from octavo.runtime.memory import available_memory
 from octavo.runtime.runner import NativeRunner
 from octavo.runtime.sampler import BatchSampler
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import MAX_N, SamplingParams
+from octavo.text.chat_template import ChatTemplate
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.gguf_tokenizer import tokenizer_from_gguf
 from octavo.text.tokenizer import Tokenizer, tokenizer_from_folder
@@ -122,7 +123,7 @@ def build(config: EngineConfig) -> LoadedModel:
     threads = config.threads or default_threads()
     pool = _native.ThreadPool(threads)
     max_model_len = context_limit(model, config)
-    max_rows = max(config.max_num_seqs, 64)
+    max_rows = max(config.max_num_seqs, MAX_N)
     inputs = _native.StepInputs(
         config.max_num_batched_tokens,
         config.max_num_seqs,
@@ -136,16 +137,18 @@ def build(config: EngineConfig) -> LoadedModel:
     weights = pack_weights(tensors, floats, isa, pool)
 
     groups = model.config.cache_groups
-    places = {
-        layer: (group, index) for group, (_, layers) in enumerate(groups) for index, layer in enumerate(layers)
-    }
-    ops = NativeOps(isa, inputs, [places[i] for i in range(model.config.num_layers)], len(groups), max_model_len, threads)
+    places = {layer: (group, index) for group, (_, layers) in enumerate(groups) for index, layer in enumerate(layers)}
+    ops = NativeOps(
+        isa, inputs, [places[i] for i in range(model.config.num_layers)], len(groups), max_model_len, threads
+    )
     logits = model.decoder(model.config, weights, ops)
     sampling = _native.SampleInputs(max_rows, model.config.vocab_size, max_logprobs(config, model), threads)
     ops.sample(logits, sampling)
 
     kv_type = floats  # keys and values are kept in the type that the model computes in
-    plan = plan_pool(config, model, kv_type, available, weight_bytes(weights), ops.workspace_bytes() + sampling.bytes, max_model_len)
+    plan = plan_pool(
+        config, model, kv_type, available, weight_bytes(weights), ops.workspace_bytes() + sampling.bytes, max_model_len
+    )
     caches = [
         _native.KVCache(
             len(layers), blocks, config.block_size, model.config.num_kv_heads, model.config.head_dim, kv_type
@@ -170,7 +173,9 @@ def build(config: EngineConfig) -> LoadedModel:
             for (window, _), blocks in zip(groups, plan.num_blocks, strict=True)
         ],
     )
-    runner = NativeRunner(program, InputWriter(inputs, config.block_size), BatchSampler(sampling), (logits.offset, logits.width))
+    runner = NativeRunner(
+        program, InputWriter(inputs, config.block_size), BatchSampler(sampling), (logits.offset, logits.width)
+    )
     engine = Engine(scheduler, runner, lambda request, index: make_detokenizer(tokenizer, request))
     eos = tokenizer.eos_token_ids | set(model.config.eos_token_ids)
     limits = Limits(
@@ -210,6 +215,27 @@ def describe(checkpoint: Checkpoint, config: EngineConfig) -> Model:
 
 
 def open_tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:
+    """The model's tokenizer, or the one that `config` names, with the operator's chat template where one is given."""
+    tokenizer = tokenizer_of(checkpoint, config)
+    if config.chat_template is not None:
+        tokenizer.chat_templates = {"default": read_chat_template(config.chat_template)}
+    return tokenizer
+
+
+def read_chat_template(path: str) -> str:
+    """The source of a template, tried for syntax here so that a broken one stops the start and not the first chat."""
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
+            source = file.read()
+        ChatTemplate(source)
+    except OSError as error:
+        raise ConfigError(f"chat_template = {path!r} cannot be read: {error.strerror}.") from None
+    except (UnicodeDecodeError, RequestError) as error:
+        raise ConfigError(f"chat_template = {path!r} is no chat template: {error}.") from None
+    return source
+
+
+def tokenizer_of(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:
     if config.tokenizer is not None:
         other = resolve(config.tokenizer, None, config.download_dir)
         if other.kind == "folder":

@@ -54,8 +54,9 @@ def admit(
     wants_tokens = params.max_tokens != 0 and pooling is None
     if room < wants_tokens:
         raise RequestError(
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, your prompt has "
-            f"{len(token_ids)} tokens{', which leaves none to generate' if room == 0 else ''}. Shorten the prompt.",
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, you requested "
+            f"{len(token_ids)} tokens in the prompt{', which leaves none to generate' if room == 0 else ''}. "
+            "Shorten the prompt.",
             "prompt",
         )
     # The token that is sampled last is not computed, so that it needs no slot.

@@ -1,0 +1,113 @@
+"""Measures the linear kernels against this machine: its read bandwidth and float32 multiply-adds, in the same process.
+
+    python benchmarks/kernels.py [--isa avx2] [--threads 2] [--n 1536] [--k 1536] [--json FILE]
+
+One row is bound by reading the weights: several matrices, past the caches together, are used in turn. Many rows are
+bound by arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo import _native
+
+SOURCES = {
+    "f32": "f32",
+    "f16": "f16",
+    "bf16": "bf16",
+    "q8_0": "i8",
+    "q6_k": "i8",
+    "q4_0": "i4",
+    "q4_1": "i4",
+    "q4_k": "i4k",
+}
+BLOCKS = {
+    "f32": (1, 4),
+    "f16": (1, 2),
+    "bf16": (1, 2),
+    "q8_0": (32, 34),
+    "q6_k": (256, 210),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q4_k": (256, 144),
+}
+
+
+def weights(isa: Any, pool: Any, source: str, n: int, k: int, total: int) -> list[Any]:
+    """As many matrices as make `total` bytes. All bits are zero: no kernel looks at the values."""
+    values, size = BLOCKS[source]
+    data = np.zeros(n * k // values * size, np.uint8)
+    first = _native.pack(isa, pool, SOURCES[source], source, data, n, k)
+    return [first] + [_native.pack(isa, pool, SOURCES[source], source, data, n, k) for _ in range(total // first.bytes)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--isa", default="", help="instruction set level; the best by default")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--n", type=int, default=1536)
+    parser.add_argument("--k", type=int, default=1536)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 64, 256, 512])
+    parser.add_argument("--formats", nargs="+", choices=list(SOURCES), default=list(SOURCES))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="count the time on a core, not on the wall: for a machine in use by others",
+    )
+    parser.add_argument("--megabytes", type=int, default=256, help="weights read in turn, for few rows")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+
+    isa, pool = _native.select_isa(args.isa), _native.ThreadPool(args.threads)
+    figures: list[dict[str, Any]] = []
+
+    def limits() -> tuple[float, float]:
+        reads = _native.probe_read(pool, args.megabytes << 20, args.repeats, args.processor_time)
+        fmas = _native.probe_fma(isa, pool, args.repeats, args.processor_time)
+        return statistics.median(reads), statistics.median(fmas)
+
+    print(f"{isa.name}, {args.threads} threads, weights [{args.n}, {args.k}]; medians of {args.repeats}")
+    for source in args.formats:
+        few = weights(isa, pool, source, args.n, args.k, args.megabytes << 20)
+        for rows in args.rows:
+            read, fma = limits()  # measured beside each figure: the machine may be shared
+            used = few if rows <= 8 else few[: max(1, 256 // rows)]
+            times = _native.probe_linear(isa, pool, used, rows, args.repeats, args.processor_time)
+            seconds = statistics.median(times) / len(used)
+            bandwidth, arithmetic = used[0].bytes / seconds, 2.0 * rows * args.n * args.k / seconds
+            figures.append(
+                {
+                    "format": SOURCES[source],
+                    "source": source,
+                    "rows": rows,
+                    "seconds": seconds,
+                    "read": bandwidth,
+                    "read_limit": read,
+                    "operations": arithmetic,
+                    "fma_limit": fma,
+                }
+            )
+            print(
+                f"{source:>5} M={rows:<4} {seconds * 1e6:9.1f} us"
+                f"  {bandwidth / 1e9:6.1f} GB/s = {bandwidth / read:6.1%} of {read / 1e9:5.1f}"
+                f"   {arithmetic / 1e9:7.1f} GFLOP/s = {arithmetic / fma:6.1%} of {fma / 1e9:6.1f}",
+                flush=True,
+            )
+    if args.json:
+        args.json.write_text(
+            json.dumps(
+                {"isa": isa.name, "threads": args.threads, "n": args.n, "k": args.k, "figures": figures}, indent=1
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+// Measures the limits that benchmarks/kernels.py compares with, and times kernels without Python in between.
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "bind.h"
+#include "memory.h"
+#include "pack.h"
+#include "probe.h"
+
+namespace octavo {
+
+namespace {
+
+// Runs body(thread, threads) on the pool and returns the seconds until all are done; with `processor_time`, those that the slowest thread
+// had a core for, so that a machine in use by others can be measured too. body returns after a barrier of its own or without any.
+template <class Body>
+double seconds_of(ThreadPool& pool, bool processor_time, Body&& body) {
+    auto now = [](clockid_t clock) {
+        timespec time;
+        clock_gettime(clock, &time);
+        return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+    };
+    std::vector<double> busy(static_cast<size_t>(pool.threads()) * 8);  // a cache line each
+    double start = now(CLOCK_MONOTONIC);
+    pool.run([&](int thread, int threads) {
+        double begin = now(CLOCK_THREAD_CPUTIME_ID);
+        body(thread, threads);
+        busy[static_cast<size_t>(thread) * 8] = now(CLOCK_THREAD_CPUTIME_ID) - begin;
+    });
+    return processor_time ? *std::max_element(busy.begin(), busy.end()) : now(CLOCK_MONOTONIC) - start;
+}
+
+std::vector<double> read_rates(ThreadPool& pool, int64_t bytes, int repeats, bool processor_time) {
+    Memory memory(bytes);
+    std::memset(memory.data(), 1, static_cast<size_t>(bytes));
+    std::vector<double> rates;
+    std::atomic<uint64_t> sink{0};
+    for (int repeat = 0; repeat < repeats; ++repeat)
+        rates.push_back(static_cast<double>(bytes) / seconds_of(pool, processor_time, [&](int thread, int threads) {
+                            int64_t share = bytes / threads / 128 * 128;
+                            sink += probe_read(memory.data() + thread * share, share);
+                        }));
+    return rates;
+}
+
+std::vector<double> fma_rates(const KernelTable* isa, ThreadPool& pool, int repeats, bool processor_time) {
+    const int lanes = std::string(isa->name) == "scalar" ? 1 : isa->lanes;
+    std::vector<double> rates;
+    for (int repeat = 0; repeat < repeats; ++repeat) {
+        double operations = 0;
+        double seconds = seconds_of(pool, processor_time, [&](int thread, int) {
+            double done = probe_fma(lanes, 1 << 20);
+            if (thread == 0) operations = done;
+        });
+        rates.push_back(operations * pool.threads() / seconds);
+    }
+    return rates;
+}
+
+// Seconds of each of `repeats` runs over all the weights in turn, activations being prepared beforehand.
+std::vector<double> linear_times(const KernelTable* isa, ThreadPool& pool, const std::vector<std::shared_ptr<PackedWeightOwner>>& weights, int rows,
+                                 int repeats, bool processor_time) {
+    if (weights.empty()) return {};
+    const PackedWeight& w = weights[0]->packed;
+    const Act act = isa->act_of(w.format);
+    Memory x(int64_t{4} * rows * w.k), form(isa->act_bytes(act, w.k) * rows), out(int64_t{4} * rows * w.n);
+    for (int64_t i = 0; i < int64_t{rows} * w.k; ++i) reinterpret_cast<float*>(x.data())[i] = static_cast<float>(i % 251 - 125) / 64.0f;
+    QuantizeArgs args{act, reinterpret_cast<float*>(x.data()), w.k, rows, w.k, form.data()};
+    std::vector<double> times;
+    pool.run([&](int thread, int threads) { isa->quantize(args, thread, threads); });
+    for (int repeat = 0; repeat < repeats; ++repeat)
+        times.push_back(seconds_of(pool, processor_time, [&](int thread, int threads) {
+            for (const auto& weight : weights) {
+                LinearArgs linear{&weight->packed, form.data(), rows, nullptr, reinterpret_cast<float*>(out.data()), w.n, false};
+                isa->linear(&linear, 1, thread, threads);
+                if (!processor_time) pool.barrier();  // spinning would count as work
+            }
+        }));
+    return times;
+}
+
+}  // namespace
+
+void bind_probe(nb::module_& m) {
+    m.def("probe_read", &read_rates, nb::arg("pool"), nb::arg("bytes"), nb::arg("repeats"), nb::arg("processor_time") = false, nb::call_guard<nb::gil_scoped_release>(),
+          "Bytes a second that all threads read together from a buffer in huge pages, for each repeat.");
+    m.def("probe_fma", &fma_rates, nb::arg("isa"), nb::arg("pool"), nb::arg("repeats"), nb::arg("processor_time") = false, nb::call_guard<nb::gil_scoped_release>(),
+          "float32 operations a second that all threads do in registers, for each repeat.");
+    m.def("probe_linear", &linear_times, nb::arg("isa"), nb::arg("pool"), nb::arg("weights"), nb::arg("rows"), nb::arg("repeats"), nb::arg("processor_time") = false,
+          nb::call_guard<nb::gil_scoped_release>(), "Seconds of running all the weights (of one shape) in turn, for each repeat.");
+}
+
+}  // namespace octavo
