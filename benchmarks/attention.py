@@ -28,7 +28,17 @@ def median_seconds(function: Callable[[], object], seconds: float = 0.7, least: 
 class Case:
     """One sequence of `context` tokens with its last `tokens` as queries, in `layers` layers of random keys and values."""
 
-    def __init__(self, isa: _native.KernelTable, pool: _native.ThreadPool, model: str, dtype: str, block_size: int, context: int, tokens: int, layers: int):
+    def __init__(
+        self,
+        isa: _native.KernelTable,
+        pool: _native.ThreadPool,
+        model: str,
+        dtype: str,
+        block_size: int,
+        context: int,
+        tokens: int,
+        layers: int,
+    ):
         heads, kv_heads, head_dim, self.window = MODELS[model]
         rng = np.random.default_rng(0)
         self.isa, self.pool, self.heads, self.scale, self.layers = isa, pool, heads, head_dim**-0.5, layers

@@ -19,17 +19,6 @@ constexpr Act kActU8 = Act::q8w;
 // sum += w * a. In assembler, as GCC otherwise turns sums and operands about (vfmadd132ps) until it has to spill a third of the sums.
 static inline void accumulate(vf& sum, vf w, vf a) { asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(a)); }
 
-// The even and the odd values of eight pairs of bf16. The mask stays in memory: there is no register left for it.
-alignas(32) const uint32_t kOddMask[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-static inline vf even_bf16(const bf16* p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
-}
-static inline vf odd_bf16(const bf16* p) {
-    vi odd;
-    asm("vpand %2, %1, %0" : "=x"(odd) : "x"(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), "m"(kOddMask));
-    return _mm256_castsi256_ps(odd);
-}
-
 // Bytes of 8 bits would saturate vpmaddubsw: the even and the odd ones of a quad are widened, and meet pairs of 16-bit activations.
 struct DotU8 {
     using Acc = vi;

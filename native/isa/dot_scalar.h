@@ -23,17 +23,6 @@ __attribute__((noinline)) static vi dot_u8s8(vi acc, vi w, int32_t a) {
 // sum += w * a
 static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
 
-// The even and the odd values of pairs of bf16.
-static inline vf even_bf16(const bf16* p) {
-    vf even, odd;
-    split_bf16(p, even, odd);
-    return even;
-}
-static inline vf odd_bf16(const bf16* p) {
-    vf even, odd;
-    split_bf16(p, even, odd);
-    return odd;
-}
 
 // A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
 struct DotU8 {

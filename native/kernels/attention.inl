@@ -38,7 +38,7 @@ struct TypeBf16 {
     static vf even(const bf16* p, int64_t) { return even_bf16(p); }
     static vf odd(const bf16* p, int64_t) { return odd_bf16(p); }
     static void write(bf16* p, vf a) { store_bf16(p, a); }
-#if OCTAVO_HAS_DPBF16
+#if OCTAVO_PAIRED_BF16
     using operand = bf16;
     static constexpr bool paired = true;
 #else
@@ -52,13 +52,22 @@ struct TypeBf16 {
 constexpr int slabs_of(int rows) { return kRegisters == 16 ? (rows >= 4 ? 1 : rows >= 2 ? 2 : 4) : kRegisters == 32 ? 4 : 1; }
 constexpr int kUnroll = kRegisters > 0 ? 8 : 1;
 
+// Bytes of a pair of keys' dimensions, or of values' tokens, over the lanes of a slab.
+template <class T>
+constexpr int kPairBytes = 2 * kKeyTile * static_cast<int>(sizeof(typename T::element));
+
 // sum[r][slab] += a[r] . b[slab] over 2 * pairs values: a is [R][kRange] (q, or p), b[slab] points at [pairs][stride][2] or float [2 * pairs][stride].
+// With `fetch`, as many lines as it reads of b[slab] come nearer from ahead[slab] on, one at a time: a burst would fill the miss buffers and stall.
 template <class T, int R, int N>
-static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors], const typename T::operand* a,
-                                                      const typename T::element* const (&b)[N], int64_t stride, int pairs) {
+static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors], const typename T::operand* a, const typename T::element* const (&b)[N],
+                                                      int64_t stride, int pairs, bool fetch, const std::byte* const (&ahead)[N]) {
     for (int i = 0; i < pairs; ++i, a += 2) {
         const int64_t at = 2 * i * stride;
-#if OCTAVO_HAS_DPBF16
+        if (fetch)
+#pragma GCC unroll kUnroll
+            for (int n = 0; n < N; ++n)
+                for (int line = 0; line < 2; line += T::step) __builtin_prefetch(ahead[n] + kPairBytes<T> * i + 64 * line);
+#if OCTAVO_PAIRED_BF16
         if constexpr (T::paired) {
             pairs_bf16 right[N * kVectors];
 #pragma GCC unroll kUnroll
@@ -92,7 +101,7 @@ static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors]
     }
 }
 
-// The tiles [begin, end) of one range that some row sees, and where the next range's keys lie (null: none), to be fetched ahead.
+// The tiles [begin, end) of one range that some row of the item sees.
 struct KeyTiles {
     int base;  // position of the range's first key
     int begin, end;
@@ -162,10 +171,6 @@ static inline void softmax_row(float* s, int count, int begin, int end, float so
     l = reduce_add(sum);
 }
 
-static inline void prefetch(const std::byte* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
-
 // What the rows of an item share while they meet one range.
 struct RowsArgs {
     const AttentionArgs* a;
@@ -185,7 +190,6 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
     const AttentionArgs& a = *args.a;
     const KeyTiles& tiles = *args.tiles;
     const int dim = args.dim, head_dim = a.cache.head_dim, group = group_of(a), seq = args.item->seq;
-    const int64_t tile_bytes = int64_t{kKeyTile} * dim * static_cast<int64_t>(sizeof(element));
 
     alignas(64) operand q[R * kRange];
     alignas(64) float scores[R * kRange];
@@ -218,17 +222,16 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
     // The values of this range, and later the keys of the next, travel while the arithmetic runs.
     auto score_tiles = [&](auto slabs, int t) __attribute__((always_inline)) {
         constexpr int S = decltype(slabs)::value;
-        if (ahead)
-            for (int n = 0; n < S; ++n) prefetch(tiles.values[t + n], tile_bytes);
+        const std::byte* values[S];
         const element* keys[S];
         vf sum[R][S * kVectors];
 #pragma GCC unroll kUnroll
-        for (int n = 0; n < S; ++n) keys[n] = reinterpret_cast<const element*>(tiles.keys[t + n]);
+        for (int n = 0; n < S; ++n) keys[n] = reinterpret_cast<const element*>(tiles.keys[t + n]), values[n] = tiles.values[t + n];
 #pragma GCC unroll kUnroll
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll kUnroll
             for (int c = 0; c < S * kVectors; ++c) sum[r][c] = zero();
-        dot<T, R, S>(sum, q, keys, kKeyTile, dim / 2);
+        dot<T, R, S>(sum, q, keys, kKeyTile, dim / 2, ahead, values);
 #pragma GCC unroll kUnroll
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll kUnroll
@@ -239,7 +242,7 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
     for (; t < last; ++t) score_tiles(Constant<1>{}, t);
 
     Factors factors[R];
-#if OCTAVO_HAS_DPBF16
+#if OCTAVO_PAIRED_BF16
     alignas(64) bf16 rounded[T::paired ? R * kRange : 1];
 #endif
     for (int r = 0; r < R; ++r) {
@@ -248,7 +251,7 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
         float* s = scores + r * kRange + from;
         const bool sees = low[r] < high[r];
         softmax_row(s, count, sees ? low[r] - from : count, sees ? high[r] - from : count, a.softcap, m, l);
-#if OCTAVO_HAS_DPBF16
+#if OCTAVO_PAIRED_BF16
         if constexpr (T::paired) {
             vf sum = zero();
             for (int i = 0; i < count; i += W) {
@@ -262,7 +265,7 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
         factors[r] = merge_sums(args.slot.m[row + r], args.slot.l[row + r], m, l);
     }
     const operand* p;
-#if OCTAVO_HAS_DPBF16
+#if OCTAVO_PAIRED_BF16
     if constexpr (T::paired)
         p = rounded;
     else
@@ -277,11 +280,15 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
 #pragma GCC unroll kUnroll
             for (int c = 0; c < S * kVectors; ++c) sum[r][c] = zero();
         for (int i = first; i < last; ++i) {
-            if (ahead && slab == 0 && args.next && i >= args.next->begin && i < args.next->end) prefetch(args.next->keys[i], tile_bytes);
+            const bool fetch = ahead && args.next && i >= args.next->begin && i < args.next->end;
             const element* values[S];
+            const std::byte* keys[S];
 #pragma GCC unroll kUnroll
-            for (int n = 0; n < S; ++n) values[n] = reinterpret_cast<const element*>(tiles.values[i]) + (slab + n) * kKeyTile * T::step;
-            dot<T, R, S>(sum, p + i * kKeyTile, values, dim, kKeyTile / 2);
+            for (int n = 0; n < S; ++n) {
+                values[n] = reinterpret_cast<const element*>(tiles.values[i]) + (slab + n) * kKeyTile * T::step;
+                keys[n] = fetch ? args.next->keys[i] + (slab + n) * kKeyTile / 2 * kPairBytes<T> : nullptr;
+            }
+            dot<T, R, S>(sum, p + i * kKeyTile, values, dim, kKeyTile / 2, fetch, keys);
         }
 #pragma GCC unroll kUnroll
         for (int r = 0; r < R; ++r) {
@@ -316,10 +323,42 @@ static inline void find_tiles(const AttentionArgs& a, const AttentionItem& item,
     }
 }
 
+// Rows from which on a range is widened to float32 once, before its use, rather than by each six rows again. The same bits: widening is exact.
+constexpr int kWidenRows = 13;
+
+static inline int64_t wide_floats(int dim) { return int64_t{kRange} * dim; }  // of the keys, or of the values, of a range
+
+// Tiles of 16-bit pairs become tiles of float32: [pairs][stride][2] to [2 * pairs][stride].
+template <class T>
+static void widen_tile(const std::byte* tile, int64_t stride, int pairs, float* out) {
+    const auto* from = reinterpret_cast<const typename T::element*>(tile);
+    for (int64_t i = 0; i < pairs; ++i, from += 2 * stride, out += 2 * stride)
+        for (int64_t lane = 0; lane < stride; lane += W) {
+            ISA::store(out + lane, T::even(from + lane * T::step, stride));
+            ISA::store(out + stride + lane, T::odd(from + lane * T::step, stride));
+        }
+}
+template <class T>
+static void widen_tiles(KeyTiles& tiles, int dim, float* wide) {
+    for (int t = tiles.begin; t < tiles.end; ++t) {
+        float *keys = wide + int64_t{t} * kKeyTile * dim, *values = keys + wide_floats(dim);
+        widen_tile<T>(tiles.keys[t], kKeyTile, dim / 2, keys);
+        widen_tile<T>(tiles.values[t], dim, kKeyTile / 2, values);
+        tiles.keys[t] = reinterpret_cast<const std::byte*>(keys);
+        tiles.values[t] = reinterpret_cast<const std::byte*>(values);
+    }
+}
+
 // All rows of the item against one range.
 template <class T>
-static void attend_range(const RowsArgs& args) {
+static void attend_range(const RowsArgs& args, float* wide) {
     const int rows = args.item->rows;
+    if constexpr (T::step == 2 && !T::paired)
+        if (rows >= kWidenRows) {
+            KeyTiles tiles = *args.tiles;
+            widen_tiles<T>(tiles, args.dim, wide);
+            return attend_range<TypeF32>({args.a, args.item, &tiles, nullptr, args.dim, args.slot}, nullptr);
+        }
     int row = 0;
     for (; row + 6 <= rows; row += 6) attend_rows<T, 6>(args, row, row == 0);
     const bool ahead = row == 0;
@@ -342,21 +381,23 @@ static void write_row(const AttentionArgs& a, const AttentionItem& item, const S
     for (int d = 0; d < head_dim; d += W) store_n(out + d, slot.m[row] == kNothing ? factor : mul(load(o + d), factor), head_dim - d);
 }
 
-// Scratch: for each thread its plan and the state of the item it is at; then the slots of what is cut.
+// Scratch: for each thread its plan, the state of the item it is at, and a range widened; then the slots of what is cut.
 struct AttentionScratch {
     AttentionCut* cuts;
     float* state;
+    float* wide;
     float* pool;
 };
 static inline int64_t cuts_bytes(int threads) { return (static_cast<int64_t>(sizeof(AttentionCut)) * (threads + 1) + 63) / 64 * 64; }
 static inline int64_t thread_bytes(int threads, int dim) {
-    return cuts_bytes(threads) + 4 * slot_floats(kItemRows, dim) + 64;  // a line apart
+    return cuts_bytes(threads) + 4 * slot_floats(kItemRows, dim) + 8 * wide_floats(dim) + 64;  // a line apart
 }
 static inline AttentionScratch scratch_of(const AttentionArgs& a, int thread, int threads) {
     std::byte* base = a.scratch + (-reinterpret_cast<uintptr_t>(a.scratch) & 63);
     const int64_t each = thread_bytes(threads, padded_dim(a.cache.head_dim));
     std::byte* own = base + thread * each;
-    return {reinterpret_cast<AttentionCut*>(own), reinterpret_cast<float*>(own + cuts_bytes(threads)),
+    float* state = reinterpret_cast<float*>(own + cuts_bytes(threads));
+    return {reinterpret_cast<AttentionCut*>(own), state, state + slot_floats(kItemRows, padded_dim(a.cache.head_dim)),
             reinterpret_cast<float*>(base + threads * each)};
 }
 
@@ -385,9 +426,9 @@ static void attention(const AttentionArgs& a, int thread, int threads) {
             if (range + 1 < end) find_tiles(a, item, range + 1, tiles[(range + 1) & 1]);
             const RowsArgs args{&a, &item, &tiles[range & 1], range + 1 < end ? &tiles[(range + 1) & 1] : nullptr, dim, slot};
             switch (a.cache.type) {
-                case CacheType::f32: attend_range<TypeF32>(args); break;
-                case CacheType::f16: attend_range<TypeF16>(args); break;
-                case CacheType::bf16: attend_range<TypeBf16>(args); break;
+                case CacheType::f32: attend_range<TypeF32>(args, scratch.wide); break;
+                case CacheType::f16: attend_range<TypeF16>(args, scratch.wide); break;
+                case CacheType::bf16: attend_range<TypeBf16>(args, scratch.wide); break;
             }
             if (resumed && range + 1 < end) {
                 base += slot_floats(item.rows, dim);

@@ -14,6 +14,7 @@ from octavo.ops.reference.numbers import round_to
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
 POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2)}
 TYPES = ["f32", "f16", "bf16"]
+PAIRED = ("avx512_bf16", "scalar")  # levels that multiply pairs of bf16, or do as if
 
 
 @dataclass
@@ -46,7 +47,9 @@ def copy_of(sequence: Sequence) -> Sequence:
 class Engine:
     """A cache whose blocks are all NaN until opened, handing them out in random order; steps of any mixture of sequences."""
 
-    def __init__(self, isa: str, spec: AttentionSpec, rng: np.random.Generator, dtype: str, block_size: int, tokens: int):
+    def __init__(
+        self, isa: str, spec: AttentionSpec, rng: np.random.Generator, dtype: str, block_size: int, tokens: int
+    ):
         self.isa, self.spec, self.rng = _native.select_isa(isa), spec, rng
         self.block_size = block_size
         num_blocks = tokens // block_size + 24
@@ -68,7 +71,9 @@ class Engine:
                 self.cache.clear_blocks(np.array(sequence.blocks[-1:], np.int32))
             positions = np.arange(sequence.computed, end)
             blocks = np.array(sequence.blocks, np.int32)
-            slots.append(blocks[positions // self.block_size].astype(np.int64) * self.block_size + positions % self.block_size)
+            slots.append(
+                blocks[positions // self.block_size].astype(np.int64) * self.block_size + positions % self.block_size
+            )
             if window:
                 blocks[: max(0, sequence.computed - window + 1) // self.block_size] = -1
             tables.append(blocks)
@@ -102,8 +107,9 @@ def definition(sequence: Sequence, spec: AttentionSpec, dtype: str, isa: str) ->
     positions = np.arange(length)
     out = attend(q, k, v, positions, positions, spec)
     unit = 2.0**-24
-    rounding = 2.0**-9 if isa == "avx512_bf16" and dtype == "bf16" else 0.0
-    magnitude = np.einsum("nhd,mhd->hnm", abs(q), abs(np.repeat(k, group, axis=1))).max(axis=-1).T * abs(spec.scale)
+    rounding = 2.0**-9 if isa in PAIRED and dtype == "bf16" else 0.0
+    norms = np.repeat(np.linalg.norm(k, axis=-1).max(axis=0), group)  # sum |q||k| <= |q| |k|
+    magnitude = np.linalg.norm(q, axis=-1) * norms * abs(spec.scale)
     score_error = magnitude * ((spec.head_dim + 8) * unit + rounding) + spec.softcap * 8 * unit
     weight_error = 2 * score_error + 2 * rounding + (256 + length // 256 + 16) * unit
     spread = attend(q, k, abs(v), positions, positions, spec)
@@ -136,7 +142,7 @@ class TestAgainstDefinition:
         engine.step([(sequence, 277)])
         check(sequence, spec, dtype, isa)
 
-    @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (6, 2), (4, 1), (16, 2), (9, 3), (7, 1), (50, 1)])
+    @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (6, 2), (4, 1), (16, 2), (9, 3), (7, 1), (25, 1)])
     def test_groups(self, isa: str, dtype: str, heads: int, kv_heads: int) -> None:
         spec, rng = make_spec(heads, kv_heads, 32), np.random.default_rng(heads)
         engine, sequence = Engine(isa, spec, rng, dtype, 32, 300), make_sequence(rng, 261, spec)
@@ -182,12 +188,17 @@ class TestOwnBits:
 
     @pytest.mark.parametrize(
         "spec",
-        [make_spec(3, 1, 64), make_spec(8, 2, 32, window=300), make_spec(4, 4, 80, softcap=20.0), make_spec(7, 1, 16, window=9)],
+        [
+            make_spec(3, 1, 64),
+            make_spec(8, 2, 32, window=300),
+            make_spec(4, 4, 80, softcap=20.0),
+            make_spec(7, 1, 16, window=9),
+        ],
         ids=["gqa3", "gqa4-window300", "mha-softcap", "mqa7-window9"],
     )
     def test_chunks_batches_threads_and_blocks(self, isa: str, dtype: str, spec: AttentionSpec) -> None:
         rng = np.random.default_rng(3)
-        lengths = [700, 257, 40, 1, 511]
+        lengths = [530, 257, 40, 1]
         sequences = [make_sequence(rng, length, spec) for length in lengths]
         whole = [copy_of(sequence) for sequence in sequences]
         for sequence in whole:
@@ -198,12 +209,13 @@ class TestOwnBits:
 
         for threads, block_size, shares in ((1, 32, 0), (2, 48, 0), (1, 16, 3), (1, 128, 13)):
             mixed = [copy_of(sequence) for sequence in sequences]
+            idle = make_sequence(rng, 1, spec)
             engine = Engine(isa, spec, rng, dtype, block_size, sum(lengths))
             chunks = [random_chunks(rng, length) for length in lengths]
             while any(chunks):
                 ready = [i for i in rng.permutation(len(mixed)) if chunks[i] and rng.random() < 0.7]
                 if ready:
-                    engine.step([(mixed[i], chunks[i].pop()) for i in ready], threads, shares)
+                    engine.step([(idle, 0), *((mixed[i], chunks[i].pop()) for i in ready), (idle, 0)], threads, shares)
             for a, b in zip(whole, mixed, strict=True):
                 np.testing.assert_array_equal(a.output.view(np.uint32), b.output.view(np.uint32))
         for a, b in zip(whole, batched, strict=True):
@@ -225,12 +237,12 @@ class TestOwnBits:
     def test_shares_of_long_sequences(self, isa: str, dtype: str, shares: int) -> None:
         """Few items, many ranges: whoever computes the partials, the merge is the same."""
         spec, rng = make_spec(3, 1, 32), np.random.default_rng(shares)
-        first, second = make_sequence(rng, 2600, spec), make_sequence(rng, 1100, spec)
+        first, second = make_sequence(rng, 1500, spec), make_sequence(rng, 600, spec)
         outputs = []
         for count in (0, shares):
             pair = [copy_of(first), copy_of(second)]
-            engine = Engine(isa, spec, rng, dtype, 64, 3700)
-            for sequence, split in zip(pair, (2600, 1100), strict=True):
+            engine = Engine(isa, spec, rng, dtype, 64, 2100)
+            for sequence, split in zip(pair, (1500, 600), strict=True):
                 engine.step([(sequence, split - 21)], threads=2)
             engine.step([(pair[0], 20), (pair[1], 1)], shares=count)
             engine.step([(pair[0], 1), (pair[1], 20)], shares=count)
@@ -299,14 +311,20 @@ class TestVectorMath:
 
     def test_exp_at_the_ends(self, isa: str) -> None:
         x = np.array([0, -0.0, -np.inf, -1000, -88, np.nan], np.float32)
-        np.testing.assert_array_equal(_native.math(_native.select_isa(isa), "exp", x), np.float32([1, 1, 0, 0, 0, np.nan]))
+        np.testing.assert_array_equal(
+            _native.math(_native.select_isa(isa), "exp", x), np.float32([1, 1, 0, 0, 0, np.nan])
+        )
 
     def test_tanh(self, isa: str) -> None:
-        x = np.concatenate([np.linspace(-12, 12, 200_001), np.linspace(-0.6, 0.6, 50_001), np.geomspace(1e-30, 1, 9999)])
+        x = np.concatenate(
+            [np.linspace(-12, 12, 200_001), np.linspace(-0.6, 0.6, 50_001), np.geomspace(1e-30, 1, 9999)]
+        )
         x = x[x != 0].astype(np.float32)
         exact = np.tanh(x.astype(np.float64))
         assert abs(_native.math(_native.select_isa(isa), "tanh", x) / exact - 1).max() < 4e-7
 
     def test_tanh_at_the_ends(self, isa: str) -> None:
         x = np.array([0, np.inf, -np.inf, 1e30, -1e30, np.nan], np.float32)
-        np.testing.assert_array_equal(_native.math(_native.select_isa(isa), "tanh", x), np.float32([0, 1, -1, 1, -1, np.nan]))
+        np.testing.assert_array_equal(
+            _native.math(_native.select_isa(isa), "tanh", x), np.float32([0, 1, -1, 1, -1, np.nan])
+        )

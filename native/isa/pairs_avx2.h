@@ -1,4 +1,4 @@
-// Pairs of 16-bit floats for the attention kernels: the first or the second of each of W pairs, as float32.
+// Pairs of 16-bit floats, for attention and linear kernels: the first or the second of each of W pairs, as float32.
 #pragma once
 
 namespace octavo::ISA {
@@ -8,9 +8,13 @@ constexpr int kRegisters = 16;
 static inline vf even_bf16(const bf16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
 }
+// The mask stays in memory: linear tiles have no register left for it.
+alignas(32) static const uint32_t kOddMask[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                                 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
 static inline vf odd_bf16(const bf16* p) {
-    __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    vi odd;
+    asm("vpand %2, %1, %0" : "=x"(odd) : "x"(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), "m"(kOddMask));
+    return _mm256_castsi256_ps(odd);
 }
 // A byte shuffle gathers the wanted halves in the low half of each lane, a permutation joins the lanes.
 static inline vf halves_f16(const f16* p, __m256i order) {

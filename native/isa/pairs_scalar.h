@@ -1,5 +1,8 @@
-// Pairs of 16-bit floats for the attention kernels: the first or the second of each of W pairs, as float32.
+// Pairs of 16-bit floats, for attention and linear kernels: the first or the second of each of W pairs, as float32; and the dot product of pairs of
+// bf16, so that the text which AVX-512 BF16 takes runs on any machine.
 #pragma once
+
+#define OCTAVO_PAIRED_BF16 1
 
 namespace octavo::ISA {
 
@@ -18,5 +21,16 @@ __attribute__((noinline)) static vf even_f16(const f16* p) {
     return out;
 }
 static inline vf odd_f16(const f16* p) { return even_f16(p + 1); }
+
+using pairs_bf16 = vu;
+static inline pairs_bf16 broadcast_pair(const bf16* p) {
+    uint32_t pair;
+    std::memcpy(&pair, p, sizeof pair);
+    return pair - vu{};
+}
+static inline vf dot_pairs(vf sum, pairs_bf16 a, pairs_bf16 b) {
+    sum = fma((vf)(a << 16), (vf)(b << 16), sum);
+    return fma((vf)(a & 0xffff0000u), (vf)(b & 0xffff0000u), sum);
+}
 
 }  // namespace octavo::ISA

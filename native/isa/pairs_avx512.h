@@ -1,4 +1,4 @@
-// Pairs of 16-bit floats for the attention kernels: the first or the second of each of W pairs, as float32; with BF16, their dot product.
+// Pairs of 16-bit floats, for attention and linear kernels: the first or the second of each of W pairs, as float32; with BF16, their dot product.
 #pragma once
 
 namespace octavo::ISA {
@@ -13,6 +13,7 @@ static inline vf even_f16(const f16* p) { return _mm512_cvtph_ps(_mm512_cvtepi32
 static inline vf odd_f16(const f16* p) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_loadu_si512(p), 16))); }
 
 #if OCTAVO_HAS_DPBF16
+#define OCTAVO_PAIRED_BF16 1
 using pairs_bf16 = __m512bh;
 static inline pairs_bf16 load_pairs(const bf16* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
 static inline pairs_bf16 broadcast_pair(const bf16* p) {
