@@ -18,11 +18,6 @@ auto view2(std::vector<T>& data, int64_t columns, nb::handle owner) {
     return nb::ndarray<nb::numpy, T, nb::ndim<2>>(data.data(), {width ? data.size() / width : 0, width}, owner);
 }
 
-const float* vector_of(nb::object& keep, const Array1<const float>& array) {
-    keep = nb::cast(array);
-    return array.data();
-}
-
 Rows rows_of(char kind) {
     switch (kind) {
         case 'T': return Rows::tokens;
@@ -65,7 +60,8 @@ void bind_program(nb::module_& m) {
             return list;
         });
 
-    // Recording methods take byte offsets into the workspace. `rows` is 'T', 'S' or 'R'.
+    // Recording methods take byte offsets into the workspace; `rows` is 'T', 'S' or 'R'. Ops keep pointers: what is given as an array or a list
+    // of arrays is kept alive by the Program.
     nb::class_<Program>(m, "Program")
         .def(nb::init<const KernelTable*, std::shared_ptr<ThreadPool>, std::shared_ptr<StepInputs>, int64_t>(), nb::arg("isa"), nb::arg("pool"),
              nb::arg("inputs"), nb::arg("workspace_bytes"))
@@ -111,10 +107,9 @@ void bind_program(nb::module_& m) {
         .def("linear", [](Program& p, char rows, const std::vector<int64_t>& xs, const std::vector<std::shared_ptr<PackedWeightOwner>>& weights, nb::list biases,
                           const std::vector<int64_t>& outs, const std::vector<bool>& accumulate) {
             std::vector<LinearArgs> list;
-            std::vector<nb::object> keep;
             for (size_t i = 0; i < weights.size(); ++i) {
                 const float* bias = nullptr;
-                if (!biases[i].is_none()) bias = vector_of(keep.emplace_back(), nb::cast<Array1<const float>>(biases[i]));
+                if (!biases[i].is_none()) bias = nb::cast<Array1<const float>>(biases[i]).data();
                 list.push_back({&weights[i]->packed, p.at<std::byte>(xs[i]), 0, bias, p.at<float>(outs[i]), weights[i]->packed.n, accumulate[i]});
             }
             // Every thread of a step writes the same row count: the list is refreshed by each into its own copy on the stack.
@@ -126,8 +121,7 @@ void bind_program(nb::module_& m) {
                 }
                 p.table->linear(args, static_cast<int>(list.size()), thread, threads);
             }, "linear");
-            return keep;
-        }, "At most 8 weights, run as one op; returns what must stay alive.")
+        }, nb::keep_alive<1, 5>(), "At most 8 weights, run as one op.")
         .def("rms_norm", [](Program& p, char rows, int64_t x, Array1<const float> weight, float epsilon, float offset, int groups, int64_t out) {
             int size = static_cast<int>(weight.shape(0));
             NormArgs a{p.at<float>(x), int64_t{groups} * size, weight.data(), epsilon, offset, 0, groups, size, p.at<float>(out), int64_t{groups} * size};
@@ -136,7 +130,7 @@ void bind_program(nb::module_& m) {
                 args.rows = p.inputs->count(kind);
                 p.table->rms_norm(args, thread, threads);
             }, "rms_norm");
-        })
+        }, nb::keep_alive<1, 4>())
         .def("rope_angles", [](Program& p, Array1<const double> inv_freq, double scale, int64_t out) {
             RopeAnglesArgs a{p.inputs->positions.data(), inv_freq.data(), scale, 0, static_cast<int>(inv_freq.shape(0)), p.at<float>(out)};
             p.push([&p, a](int thread, int threads) {
@@ -144,7 +138,7 @@ void bind_program(nb::module_& m) {
                 args.rows = p.inputs->tokens;
                 p.table->rope_angles(args, thread, threads);
             }, "rope_angles");
-        })
+        }, nb::keep_alive<1, 2>())
         .def("rope", [](Program& p, int64_t angles, int64_t x, int heads, int head_dim, int half, bool interleaved) {
             RopeArgs a{p.at<float>(angles), p.at<float>(x), int64_t{heads} * head_dim, 0, heads, head_dim, half, interleaved};
             p.push([&p, a](int thread, int threads) {

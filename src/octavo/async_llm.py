@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from octavo.build import LoadedModel, build
+from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.engine.outputs import RequestOutput, SequenceOutput
 from octavo.engine.request import Request
+from octavo.prompts import Prompt, tokenize_prompt
 from octavo.sampling_params import OutputKind, SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
@@ -22,16 +25,16 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._start(build(EngineConfig.from_options(model=model, **options)))
+        self._start(EngineConfig.from_options(model=model, **options))
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncLLM:
         llm = cls.__new__(cls)
-        llm._start(build(config))
+        llm._start(config)
         return llm
 
-    def _start(self, model: LoadedModel) -> None:
-        self._model = model
+    def _start(self, config: EngineConfig) -> None:
+        model = self._model = build(config)
         self.engine = AsyncEngine(model.engine)
         self.tokenizer: Tokenizer = model.tokenizer
         self.model_names: Sequence[str] = model.model_names
@@ -40,6 +43,7 @@ class AsyncLLM:
         self.fingerprint = model.fingerprint
         self.max_model_len = model.max_model_len
         self.max_token_bytes = model.max_token_bytes
+        self.takes_priority = config.scheduling_policy == "priority"
         self.sampling_defaults: Mapping[str, Any] = model.sampling_defaults
 
     def admit(
@@ -58,31 +62,25 @@ class AsyncLLM:
         )
 
     async def generate(
-        self, prompt: str | Sequence[int], sampling_params: SamplingParams, request_id: str, priority: int = 0
-    ) -> AsyncIterator[RequestOutput]:
-        """Yields the request's output as it grows: whole so far, only what is new, or only the end, by `output_kind`.
+        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str, priority: int = 0
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields what has come of the request: all so far, only what is new, or only the end, by `output_kind`.
 
+        A DELTA output holds the sequences that have something new; its cumulative_logprob is that of all so far.
         Leaving the iteration early aborts the request. Raises RequestError, EngineFullError.
         """
-        text = prompt if isinstance(prompt, str) else None
-        if text is None:
-            token_ids: Sequence[int] = [*prompt]  # type: ignore[list-item]
-        else:
-            token_ids = await asyncio.to_thread(self.tokenizer.encode, text)
+        text, token_ids = await asyncio.to_thread(tokenize_prompt, self.tokenizer, prompt)
         request = self.admit(request_id, token_ids, sampling_params, prompt=text, priority=priority)
         kind = sampling_params.output_kind
-        result = RequestOutput.empty(request)
-        stream = self.engine.generate(request)
-        try:
+        whole = RequestOutput.empty(request)
+        async with aclosing(self.engine.generate(request)) as stream:
             async for outputs in stream:
                 for output in outputs:
-                    result.apply(output)
-                if kind is not OutputKind.FINAL_ONLY or result.finished:
-                    yield result
+                    whole.apply(output)
                 if kind is OutputKind.DELTA:
-                    result.outputs = [CompletionOutput(old.index, finish_reason=old.finish_reason) for old in result.outputs]
-        finally:
-            await stream.aclose()
+                    yield news_of(request, outputs, whole)
+                elif kind is OutputKind.CUMULATIVE or whole.finished:
+                    yield copy_of(whole)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its iteration ends with finish_reason "abort"."""
@@ -91,3 +89,29 @@ class AsyncLLM:
     def close(self) -> None:
         """Ends what runs, and frees weights and cache."""
         self.engine.close()
+
+
+def copy_of(whole: RequestOutput) -> RequestOutput:
+    """What its reader may keep while the request goes on."""
+    outputs = [
+        replace(
+            output,
+            token_ids=list(output.token_ids),
+            logprobs=None if output.logprobs is None else list(output.logprobs),
+        )
+        for output in whole.outputs
+    ]
+    return replace(whole, outputs=outputs)
+
+
+def news_of(request: Request, outputs: Sequence[SequenceOutput], whole: RequestOutput) -> RequestOutput:
+    """What `outputs`, which are in `whole` already, brought to each of their sequences."""
+    news = RequestOutput.empty(request)
+    for output in outputs:
+        news.apply(output)
+    news.outputs = [
+        replace(news.outputs[index], cumulative_logprob=whole.outputs[index].cumulative_logprob)
+        for index in sorted({output.index for output in outputs})
+    ]
+    news.finished, news.num_cached_tokens = whole.finished, whole.num_cached_tokens
+    return news

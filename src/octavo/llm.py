@@ -9,14 +9,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from octavo.build import Model, build
+from octavo.build import LoadedModel, build
 from octavo.config import EngineConfig
 from octavo.engine.outputs import RequestOutput
 from octavo.errors import EngineDeadError, RequestError
+from octavo.prompts import Prompt, list_of_prompts, tokenize_prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
@@ -26,7 +25,9 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._model: Model | None = build(EngineConfig.from_options(model=model, **options))
+        config = EngineConfig.from_options(model=model, **options)
+        self._takes_priority = config.scheduling_policy == "priority"
+        self._model: LoadedModel | None = build(config)
         self._ids = itertools.count()
 
     def generate(
@@ -38,13 +39,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in their order.
 
-        prompts: a text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a list of these. sampling_params: one for all, or
-        one for each. Raises RequestError (a ValueError) if any of them is not possible; then none has run.
+        prompts: a text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a list of these.
+        sampling_params: one for all, or one for each. priority: one for each, lower goes first; needs
+        scheduling_policy="priority". Raises RequestError (a ValueError) if any of them is not possible; then none has
+        run.
         """
         many = list_of_prompts(prompts)
         params = self._params_for(sampling_params, len(many))
-        token_ids = [self._tokenize(prompt) for prompt in many]
-        return self._run(token_ids, params, use_tqdm, priority)
+        tokenizer = self.get_tokenizer()
+        return self._run([tokenize_prompt(tokenizer, prompt) for prompt in many], params, use_tqdm, priority)
 
     def chat(
         self,
@@ -78,7 +81,7 @@ class LLM:
         return self._loaded().tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generate uses where no parameters are given: octavo's defaults with the model's generation config on top."""
+        """What generate uses where none are given: the defaults, with the model's generation config on top."""
         return SamplingParams(**self._loaded().sampling_defaults)
 
     def close(self) -> None:
@@ -93,7 +96,7 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _loaded(self) -> Model:
+    def _loaded(self) -> LoadedModel:
         if self._model is None:
             raise EngineDeadError("This LLM is closed; make a new one.")
         return self._model
@@ -104,19 +107,21 @@ class LLM:
         if isinstance(params, SamplingParams):
             return [params] * count
         if len(params) != count:
-            raise RequestError(f"There are {count} prompts and {len(params)} sampling_params; give one for all, or one for each.")
+            raise RequestError(
+                f"There are {count} prompts and {len(params)} sampling_params; give one for all, or one for each."
+            )
         return list(params)
 
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), prompt["prompt_token_ids"]
-            if "prompt" not in prompt:
-                raise RequestError("A prompt given as a dict needs 'prompt' or 'prompt_token_ids'.", "prompt")
-            prompt = prompt["prompt"]
-        if isinstance(prompt, str):
-            return prompt, self.get_tokenizer().encode(prompt)
-        return None, prompt
+    def _priorities_for(self, priority: Sequence[int] | None, count: int) -> Sequence[int]:
+        if priority is None:
+            return [0] * count
+        if len(priority) != count:
+            raise RequestError(
+                f"There are {count} prompts and {len(priority)} priorities; give one for each.", "priority"
+            )
+        if any(priority) and not self._takes_priority:
+            raise RequestError('priority needs LLM(..., scheduling_policy="priority").', "priority")
+        return priority
 
     def _run(
         self,
@@ -126,16 +131,16 @@ class LLM:
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         model = self._loaded()
-        priorities = priority or [0] * len(prompts)
+        priorities = self._priorities_for(priority, len(prompts))
         requests = [
             model.admit(f"llm-{next(self._ids)}", ids, param, prompt=text, priority=order)
             for (text, ids), param, order in zip(prompts, params, priorities, strict=True)
         ]
         results = {request.request_id: RequestOutput.empty(request) for request in requests}
-        for request in requests:
-            model.engine.add(request)
         bar = tqdm(total=len(requests), desc="Prompts", disable=not use_tqdm, file=sys.stderr)
         try:
+            for request in requests:
+                model.engine.add(request)
             while model.engine.has_work():
                 for news in model.engine.step():
                     result = results.get(news.request_id)
@@ -152,13 +157,3 @@ class LLM:
         finally:
             bar.close()
         return [results[request.request_id] for request in requests]
-
-
-def list_of_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A lone prompt (a text, a dict, a list of ids) is a list of one."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [prompts]
-    return items

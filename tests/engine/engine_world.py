@@ -296,7 +296,7 @@ class World:
         assert len(self.scheduler.running) <= config.max_num_seqs
         assert all(scheduled.num_tokens > 0 for scheduled in batch.ranges)
         rows = sum(
-            len(range(*r.prompt_logprob_rows)) + (1 + r.num_drafts if r.sample_indices else 0) for r in batch.ranges
+            len(range(*r.prompt_logprob_rows)) + len(r.sample_indices) + r.num_drafts for r in batch.ranges
         )
         assert rows == batch.num_rows
         dst = {(copy.group, copy.dst) for copy in batch.copies}

@@ -31,7 +31,7 @@ def worlds(draw: st.DrawFn) -> World:
         max_num_seqs=draw(st.sampled_from([1, 2, 4, 16])),
         max_num_batched_tokens=budget,
         max_model_len=CONTEXT,
-        max_output_rows=draw(st.sampled_from([1, 2, 5, 100])),
+        max_output_rows=draw(st.sampled_from([4, 5, 9, 100])),
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=draw(st.sampled_from([0, 4])),

@@ -1,4 +1,4 @@
-"""Paged attention at every instruction set level: against its definition, and bit for bit against itself (laws L1 and L7)."""
+"""Paged attention at every instruction set level: against its definition, and bit for bit against itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+
 from octavo import _native
 from octavo.ops.interface import AttentionSpec
 from octavo.ops.reference.attention import attend
@@ -45,7 +46,7 @@ def copy_of(sequence: Sequence) -> Sequence:
 
 
 class Engine:
-    """A cache whose blocks are all NaN until opened, handing them out in random order; steps of any mixture of sequences."""
+    """A cache whose blocks are all NaN until opened, handed out in random order; steps of any mixture of sequences."""
 
     def __init__(
         self, isa: str, spec: AttentionSpec, rng: np.random.Generator, dtype: str, block_size: int, tokens: int
@@ -87,7 +88,8 @@ class Engine:
 
         out = _native.attention(
             self.isa, POOLS[threads], self.cache, 1, rows("q"), rows("k"), rows("v"), np.concatenate(slots),
-            np.cumsum([0, *counts]).astype(np.int32), np.array([s.computed + count for s, count in work], np.int32), table,
+            np.cumsum([0, *counts]).astype(np.int32),
+            np.array([s.computed + count for s, count in work], np.int32), table,
             self.spec.num_heads, self.spec.scale, self.spec.window, self.spec.softcap, shares=shares,
         )  # fmt: skip
         for (sequence, count), piece in zip(work, np.split(out, np.cumsum(counts)[:-1]), strict=True):
@@ -98,8 +100,9 @@ class Engine:
 def definition(sequence: Sequence, spec: AttentionSpec, dtype: str, isa: str) -> tuple[np.ndarray, np.ndarray]:
     """The output by the NumPy definition, and how far each value may be from it.
 
-    Each dot product of n terms may be off by n units of 2^-24 of the sum of its absolute terms. An error of d in the scores
-    is a relative error of 2d in the weights. Where bf16 pairs are multiplied, q and p carry a rounding of 2^-9 each.
+    Each dot product of n terms may be off by n units of 2^-24 of the sum of its absolute terms. An error of d in the
+    scores is a relative error of 2d in the weights. Where bf16 pairs are multiplied, q and p carry a rounding of
+    2^-9 each.
     """
     length, group = len(sequence.q), spec.num_heads // spec.num_kv_heads
     q = sequence.q.astype(np.float64).reshape(length, spec.num_heads, spec.head_dim)

@@ -59,4 +59,4 @@ def test_what_the_refusal_suggests_works() -> None:
 
 def test_a_window_group_needs_blocks_for_its_window_only() -> None:
     window = GroupSpec(512, 15, 1000)
-    assert blocks_for(window, 100_000, 16, 256) == blocks_for(window, 10_000, 16, 256) == (512 + 256 + 16) // 16
+    assert blocks_for(window, 100_000, 16, 256) == blocks_for(window, 10_000, 16, 256) == (512 + 256) // 16 + 1

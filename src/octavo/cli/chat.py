@@ -16,11 +16,12 @@ def add_parser(commands: Any) -> None:
         "chat",
         help="talk with a model in the terminal",
         description="Talks with a model in the terminal. An empty line or the end of the input ends it.",
+        usage="octavo chat [MODEL] [options]",
         allow_abbrev=False,
     )
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="A system message to begin with.")
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, None)
     add_flags(parser, EngineConfig, "engine")
     parser.set_defaults(run=run)
 

@@ -13,13 +13,25 @@ from octavo.errors import ConfigError, ModelError, OctavoError, RequestError
 
 COMMANDS = (serve, generate, chat, collect_env)
 
+EXAMPLES = """examples, with a small model that is fetched on first use:
+  octavo generate "The capital of France is"
+  octavo chat
+  octavo serve --port 8000
+"octavo COMMAND --help" lists the options of a command."""
+
 FAILED = 1
 WRONG_USE = 2  # argparse's own status too
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("octavo", description="An LLM inference and serving engine.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "octavo",
+        description="An LLM inference and serving engine.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -29,7 +29,8 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Options], title: str) 
             group.add_argument(*flags, nargs="+", action="extend", metavar="TEXT", help=shown, **common)
         else:
             default = "" if entry.default in (None, "") else f" Default: {entry.default}."
-            group.add_argument(*flags, metavar=facts.metavar, help=shown + default, **common)
+            number = "N" if isinstance(entry.default, int) else "X" if isinstance(entry.default, float) else None
+            group.add_argument(*flags, metavar=number or facts.metavar, help=shown + default, **common)
 
 
 def read_flags(args: argparse.Namespace, kind: type[Kind], **more: Any) -> Kind:

@@ -16,6 +16,7 @@ def add_parser(commands: Any) -> None:
         "serve",
         help="serve a model over HTTP, in OpenAI's API",
         description="Serves a model over HTTP, in OpenAI's API.",
+        usage="octavo serve [MODEL] [options]",
         allow_abbrev=False,
     )
     add_model(parser)

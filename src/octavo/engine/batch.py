@@ -64,6 +64,7 @@ class RangeOutput:
         default_factory=list
     )  # of prompt_logprob_rows; token_id = the given token
     vector: Any = None
+    error: str | None = None  # why no token could be sampled: the request ends with it
 
 
 class Pending(Protocol):

@@ -109,7 +109,13 @@ class Engine:
             return []
         batch, pending = self._in_flight.popleft()
         try:
-            news = self.scheduler.commit(batch, pending.outputs())
+            outputs = pending.outputs()
+            for scheduled, output in zip(batch.ranges, outputs, strict=True):
+                if output.error is not None:
+                    logger.error(
+                        "Request %s ends with an error: %s", scheduled.sequence.request.request_id, output.error
+                    )
+            news = self.scheduler.commit(batch, outputs)
         except Exception:
             logger.exception("Step %d failed; the %d requests in it end with an error.", batch.step, len(batch.ranges))
             news = self.scheduler.fail(batch)

@@ -23,7 +23,7 @@ class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int  # the token budget of a step
     max_model_len: int
-    max_output_rows: int  # rows of logits in a step
+    max_output_rows: int  # rows that a step samples or scores; at least the n of any request
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0  # most tokens of one sequence in a step; 0: the budget
@@ -77,6 +77,8 @@ class Scheduler:
                 f"fit: the KV cache holds {self.max_sequence_tokens} tokens, the context {self.config.max_model_len}.",
                 "max_tokens",
             )
+        if request.params.n > self.config.max_output_rows:
+            raise RequestError(f"n is {request.params.n}; a step samples at most {self.config.max_output_rows} rows.", "n")
         sequence = Sequence(request, 0, self._arrivals, len(self.tables.groups))
         self._arrivals += 1
         self.requests[request.request_id] = [sequence]
@@ -201,6 +203,11 @@ class Scheduler:
         known = len(sequence.token_ids) - sequence.num_computed_tokens
         if sequence.num_pending_samples or known == 0:
             return int(_may_run_ahead(sequence))
+        forks = len(sequence.token_ids) == sequence.num_prompt_tokens
+        rows -= sequence.request.params.n - 1 if forks else 0
+        if rows < 1:
+            # The prompt's end waits for a step that has room for all of its samples.
+            return max(0, min(known - 1, budget)) if config.enable_chunked_prefill else 0
         if known == 1 and not sequence.draft_token_ids:
             return 1
         if config.long_prefill_token_threshold and config.enable_chunked_prefill:
@@ -234,7 +241,7 @@ class Scheduler:
             forks = request.params.n > 1 and len(token_ids) == num_prompt
             indices = tuple(range(request.params.n)) if forks else (sequence.index,)
             sequence.num_pending_samples += 1
-            batch.num_rows += 1 + num_drafts
+            batch.num_rows += len(indices) + num_drafts
         rows = (0, 0)
         if start < num_prompt and request.params.prompt_logprobs is not None:
             first, last = max(start, len(sequence.prompt_logprobs)), min(end, num_prompt - 1)
@@ -264,6 +271,9 @@ class Scheduler:
 
     def _commit_range(self, scheduled: ScheduledRange, output: RangeOutput, news: list[SequenceOutput]) -> None:
         sequence, end = scheduled.sequence, scheduled.start + scheduled.num_tokens
+        if output.error is not None:
+            news += self.abort(sequence.request.request_id, "error")
+            return
         if output.prompt_logprobs:
             sequence.prompt_logprobs += output.prompt_logprobs
         if not scheduled.sample_indices:

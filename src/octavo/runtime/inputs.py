@@ -21,9 +21,7 @@ class InputWriter:
         self._groups = [(group, group.slot_mapping, group.block_table) for group in step.groups]
         self._arange = np.arange(step.max_tokens, dtype=np.int32)
         # What each row of each group's block table holds: the sequence, its life (a preemption starts another) and how much of its table.
-        self._rows: list[list[tuple[Sequence | None, int, int]]] = [
-            [(None, 0, 0)] * step.max_seqs for _ in step.groups
-        ]
+        self._rows: list[list[tuple[Sequence | None, int, int]]] = [[(None, 0, 0)] * step.max_seqs for _ in step.groups]
 
     def write(self, batch: Batch, sampled: dict[tuple[str, int], int]) -> None:
         """`sampled` holds what the previous step sampled, for tokens that the scheduler has not seen yet (-1)."""

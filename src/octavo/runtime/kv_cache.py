@@ -37,10 +37,10 @@ class CachePlan:
 def blocks_for(spec: GroupSpec, tokens: int, block_size: int, chunk: int) -> int:
     """Blocks that one sequence of `tokens` owns at most, when up to `chunk` of its tokens are computed in a step.
 
-    A window group keeps what the window of the chunk's first query sees, the chunk itself, and one block for misalignment.
+    A window group keeps the chunk, the window before it, and one block more for being cut at both ends.
     """
     if spec.window:
-        tokens = min(tokens, spec.window + chunk + block_size)
+        return -(-min(tokens, spec.window + chunk) // block_size) + 1
     return -(-tokens // block_size)
 
 

@@ -30,12 +30,10 @@ NOTHING: Held = (None, 0, False, NO_TOKENS, None)
 class BatchSampler:
     """Fills `inputs` (a _native.SampleInputs) from batches. One batch at a time: `write`, the step, `read`.
 
-    Rows of logits are in the order of the ranges: prompt rows by position, then one for each draft and the last. After
-    `read`, `failures` names what kept a range from sampling: index of the range -> a sentence.
+    Rows of logits are in the order of the ranges: prompt rows by position, then one for each draft and the last.
     """
 
     def __init__(self, inputs: Any) -> None:
-        self.failures: dict[int, str] = {}
         self._inputs = inputs
         self._source, self._position, self._target = inputs.source, inputs.position, inputs.target
         self._num_logprobs, self._masked = inputs.num_logprobs, inputs.masked
@@ -101,15 +99,14 @@ class BatchSampler:
         reports = bool(rows) and bool((self._target[:rows] >= 0).any() or (wanted >= 0).any())
         tokens = self._reported(rows, ids) if reports else [TokenOutput(token_id) for token_id in ids]
         failed = np.flatnonzero(inputs.status[:rows]).tolist()
-        self.failures = {}
         outputs: list[RangeOutput] = []
         row = 0
         for scheduled in batch.ranges:
             first = row + scheduled.prompt_logprob_rows[1] - scheduled.prompt_logprob_rows[0]
             end = first + _num_samples(scheduled)
-            if failed and (status := [int(inputs.status[r]) for r in failed if row <= r < end]):
-                self.failures[len(outputs)] = FAILURES[status[0]]
-            outputs.append(RangeOutput(tokens[first:end], tokens[row:first]))
+            status = [int(inputs.status[r]) for r in failed if row <= r < end] if failed else []
+            error = FAILURES[status[0]] if status else None
+            outputs.append(RangeOutput(tokens[first:end], tokens[row:first], error=error))
             row = end
         return outputs
 

@@ -112,8 +112,8 @@ def check_length(service: Service, text: str, param: str) -> None:
     if len(text) * 4 > limit and (size := len(text.encode("utf-8", "replace"))) > limit:
         least = -(-size // service.max_token_bytes)
         raise bad_request(
-            f"This model's maximum context length is {service.max_model_len} tokens. However, you requested {param} of "
-            f"{size} bytes, which are at least {least} tokens.",
+            f"This model's maximum context length is {service.max_model_len} tokens. However, you requested {least} "
+            f"tokens or more in the {param}, which has {size} bytes. Shorten the {param}.",
             param,
         )
 

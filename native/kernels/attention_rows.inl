@@ -1,0 +1,307 @@
+// Paged attention, one text for prefill and decode: rows (one query head of one token each) against tiles of 16 cached tokens.
+//
+// Law: a row's keys are cut at multiples of kRange. Each cut gives a fresh partial - m the largest score, l the sum of p = exp(score - m), o the
+// sum of p * value - and partials merge in ascending order; one that sees no key changes nothing. Every sum of a row runs in its own lane or
+// chain, over its keys or dimensions in order; what a tile holds beside them (masked tokens, padding) adds +0. So the bits of a row depend on
+// its own query and keys only: not on the rows beside it, the tile sizes below, the blocks, or who computes which partial.
+//
+// Both products are one loop, dot(): scores = q . keys with lanes of tokens, o = p . values with lanes of dimensions. Where the ISA multiplies
+// pairs of bf16, q and p are rounded to bf16 (and l sums the rounded p); everywhere else they stay float32 against widened keys and values.
+#include "../plan.h"
+
+namespace octavo::ISA {
+
+constexpr int kVectors = kKeyTile / W;  // vectors of a slab: 16 lanes
+constexpr float kNothing = -__builtin_inff();
+
+struct TypeF32 {
+    using element = float;
+    using operand = float;
+    static constexpr bool paired = false;
+    static constexpr int step = 1;  // elements from one lane to the next
+    static vf even(const float* p, int64_t) { return load(p); }
+    static vf odd(const float* p, int64_t stride) { return load(p + stride); }
+    static void write(float* p, vf a) { ISA::store(p, a); }
+};
+struct TypeF16 {
+    using element = f16;
+    using operand = float;
+    static constexpr bool paired = false;
+    static constexpr int step = 2;
+    static vf even(const f16* p, int64_t) { return even_f16(p); }
+    static vf odd(const f16* p, int64_t) { return odd_f16(p); }
+    static void write(f16* p, vf a) { store_f16(p, a); }
+};
+struct TypeBf16 {
+    using element = bf16;
+    static constexpr int step = 2;
+    static vf even(const bf16* p, int64_t) { return even_bf16(p); }
+    static vf odd(const bf16* p, int64_t) { return odd_bf16(p); }
+    static void write(bf16* p, vf a) { store_bf16(p, a); }
+#if OCTAVO_PAIRED_BF16
+    using operand = bf16;
+    static constexpr bool paired = true;
+#else
+    using operand = float;
+    static constexpr bool paired = false;
+#endif
+};
+
+// Slabs that run together with 1 .. 6 rows: of 16 registers, 6 rows x 1 slab take 12 accumulators, 2 vectors of keys and a broadcast; of 32, 6 x 4
+// take 24, 4 and 1. Fewer rows take more slabs, so that 8 chains or more hide the latency of fma. Plain C++ gains nothing from either.
+constexpr int slabs_of(int rows) { return kRegisters == 16 ? (rows >= 4 ? 1 : rows >= 2 ? 2 : 4) : kRegisters == 32 ? 4 : 1; }
+constexpr int kUnroll = kRegisters > 0 ? 8 : 1;
+
+// Bytes of a pair of keys' dimensions, or of values' tokens, over the lanes of a slab.
+template <class T>
+constexpr int kPairBytes = 2 * kKeyTile * static_cast<int>(sizeof(typename T::element));
+
+// sum[r][slab] += a[r] . b[slab] over 2 * pairs values: a is [R][kRange] (q, or p), b[slab] points at [pairs][stride][2] or float [2 * pairs][stride].
+// With `fetch`, as many lines as it reads of b[slab] come nearer from ahead[slab] on, one at a time: a burst would fill the miss buffers and stall.
+template <class T, int R, int N>
+static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors], const typename T::operand* a, const typename T::element* const (&b)[N],
+                                                      int64_t stride, int pairs, bool fetch, const std::byte* const (&ahead)[N]) {
+    for (int i = 0; i < pairs; ++i, a += 2) {
+        const int64_t at = 2 * i * stride;
+        if (fetch)
+#pragma GCC unroll kUnroll
+            for (int n = 0; n < N; ++n)
+                for (int line = 0; line < 2; line += T::step) __builtin_prefetch(ahead[n] + kPairBytes<T> * i + 64 * line);
+#if OCTAVO_PAIRED_BF16
+        if constexpr (T::paired) {
+            pairs_bf16 right[N * kVectors];
+#pragma GCC unroll kUnroll
+            for (int c = 0; c < N * kVectors; ++c) right[c] = load_pairs(b[c / kVectors] + at + c % kVectors * W * T::step);
+#pragma GCC unroll kUnroll
+            for (int r = 0; r < R; ++r) {
+                const pairs_bf16 left = broadcast_pair(a + r * kRange);
+#pragma GCC unroll kUnroll
+                for (int c = 0; c < N * kVectors; ++c) sum[r][c] = dot_pairs(sum[r][c], right[c], left);
+            }
+            continue;
+        } else
+#endif
+        {
+#pragma GCC unroll kUnroll
+            for (int half = 0; half < 2; ++half) {
+                vf right[N * kVectors];
+#pragma GCC unroll kUnroll
+                for (int c = 0; c < N * kVectors; ++c) {
+                    const auto* p = b[c / kVectors] + at + c % kVectors * W * T::step;
+                    right[c] = half ? T::odd(p, stride) : T::even(p, stride);
+                }
+#pragma GCC unroll kUnroll
+                for (int r = 0; r < R; ++r) {
+                    const vf left = set1(a[r * kRange + half]);
+#pragma GCC unroll kUnroll
+                    for (int c = 0; c < N * kVectors; ++c) sum[r][c] = fma(left, right[c], sum[r][c]);
+                }
+            }
+        }
+    }
+}
+
+// The tiles [begin, end) of one range that some row of the item sees.
+struct KeyTiles {
+    int base;  // position of the range's first key
+    int begin, end;
+    const std::byte* keys[kRange / kKeyTile];
+    const std::byte* values[kRange / kKeyTile];
+};
+
+struct Slot {
+    float *o, *m, *l;  // [rows, dim], [rows], [rows]
+};
+static inline Slot slot_at(float* base, int rows, int dim) { return {base, base + int64_t{rows} * dim, base + int64_t{rows} * dim + rows}; }
+static inline void clear_slot(const Slot& slot, int rows) {
+    for (int r = 0; r < rows; ++r) slot.m[r] = kNothing, slot.l[r] = 0.0f;
+}
+
+// How a partial (m, l) joins the state of a row: the factors of both, for merge_values().
+struct Factors {
+    bool keep, copy;  // the partial is empty; the state was
+    vf old, fresh;
+};
+static inline Factors merge_sums(float& m, float& l, float fresh_m, float fresh_l) {
+    Factors f{fresh_m == kNothing, m == kNothing, zero(), zero()};
+    if (f.keep) return f;
+    if (f.copy) {
+        m = fresh_m, l = fresh_l;
+        return f;
+    }
+    const vf state = set1(m), part = set1(fresh_m), top = max(state, part);
+    f.old = exp(sub(state, top));
+    f.fresh = exp(sub(part, top));
+    float lanes[W];
+    ISA::store(lanes, top);
+    m = lanes[0];
+    ISA::store(lanes, fma(set1(l), f.old, mul(set1(fresh_l), f.fresh)));
+    l = lanes[0];
+    return f;
+}
+static inline void merge_values(float* o, vf fresh, const Factors& f) {
+    if (f.keep) return;
+    ISA::store(o, f.copy ? fresh : fma(load(o), f.old, mul(fresh, f.fresh)));
+}
+
+// Scores of one row become p, in place; those outside [begin, end) become exactly 0. `count` is a multiple of 16.
+static inline void softmax_row(float* s, int count, int begin, int end, float softcap, float& m, float& l) {
+    if (softcap > 0.0f)
+        for (int i = 0; i < count; i += W) ISA::store(s + i, mul(set1(softcap), tanh(load(s + i))));
+    for (int i = 0; i < begin; ++i) s[i] = kNothing;
+    for (int i = end; i < count; ++i) s[i] = kNothing;
+    vf top[2] = {set1(kNothing), set1(kNothing)};
+    for (int i = 0; i < count; i += 16) {
+        top[0] = max(top[0], load(s + i));
+        top[1] = max(top[1], load(s + i + 16 - W));
+    }
+    m = reduce_max(max(top[0], top[1]));
+    l = 0.0f;
+    if (m == kNothing) {
+        for (int i = 0; i < count; i += W) ISA::store(s + i, zero());
+        return;
+    }
+    const vf shift = set1(m);
+    vf sum = zero();
+    for (int i = 0; i < count; i += W) {
+        const vf p = exp(sub(load(s + i), shift));
+        ISA::store(s + i, p);
+        sum = add(sum, p);
+    }
+    l = reduce_add(sum);
+}
+
+// What the rows of an item share while they meet one range.
+struct RowsArgs {
+    const AttentionArgs* a;
+    const AttentionItem* item;
+    const KeyTiles* tiles;
+    const KeyTiles* next;
+    int dim;
+    Slot slot;
+};
+
+// Rows [row, row + R) of the item against one range: scores, p, o, merged into the slot.
+template <class T, int R>
+static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row, bool ahead) {
+    using element = typename T::element;
+    using operand = typename T::operand;
+    constexpr int N = slabs_of(R);
+    const AttentionArgs& a = *args.a;
+    const KeyTiles& tiles = *args.tiles;
+    const int dim = args.dim, head_dim = a.cache.head_dim, group = group_of(a), seq = args.item->seq;
+
+    alignas(64) operand q[R * kRange];
+    alignas(64) float scores[R * kRange];
+    int low[R], high[R];  // keys of the range that each row sees
+    int begin = kRange, end = 0;
+    const float scale = a.softcap > 0.0f ? a.scale / a.softcap : a.scale;
+    for (int r = 0; r < R; ++r) {
+        const int index = args.item->first_row + row + r, token = index / group;
+        const int position = a.seq_lens[seq] - tokens_of(a, seq) + token;
+        low[r] = keys_begin(a, position) - tiles.base;
+        high[r] = keys_end(position) - tiles.base;
+        if (low[r] < 0) low[r] = 0;
+        if (high[r] > kRange) high[r] = kRange;
+        if (low[r] < high[r]) {
+            begin = low[r] < begin ? low[r] : begin;
+            end = high[r] > end ? high[r] : end;
+        }
+        const float* from = a.q + (a.query_start[seq] + token) * a.q_stride + int64_t{args.item->head * group + index % group} * head_dim;
+        for (int d = 0; d < dim; d += W) {
+            const vf x = mul(load_n(from + d, head_dim - d), set1(scale));
+            if constexpr (T::paired)
+                store_bf16(reinterpret_cast<bf16*>(q) + r * kRange + d, x);
+            else
+                ISA::store(reinterpret_cast<float*>(q) + r * kRange + d, x);
+        }
+    }
+    if (begin >= end) return;
+    const int first = begin / kKeyTile, last = (end + kKeyTile - 1) / kKeyTile;
+
+    // The values of this range, and later the keys of the next, travel while the arithmetic runs.
+    auto score_tiles = [&](auto slabs, int t) __attribute__((always_inline)) {
+        constexpr int S = decltype(slabs)::value;
+        const std::byte* values[S];
+        const element* keys[S];
+        vf sum[R][S * kVectors];
+#pragma GCC unroll kUnroll
+        for (int n = 0; n < S; ++n) keys[n] = reinterpret_cast<const element*>(tiles.keys[t + n]), values[n] = tiles.values[t + n];
+#pragma GCC unroll kUnroll
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll kUnroll
+            for (int c = 0; c < S * kVectors; ++c) sum[r][c] = zero();
+        dot<T, R, S>(sum, q, keys, kKeyTile, dim / 2, ahead, values);
+#pragma GCC unroll kUnroll
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll kUnroll
+            for (int c = 0; c < S * kVectors; ++c) ISA::store(scores + r * kRange + t * kKeyTile + c * W, sum[r][c]);
+    };
+    int t = first;
+    for (; t + N <= last; t += N) score_tiles(Constant<N>{}, t);
+    for (; t < last; ++t) score_tiles(Constant<1>{}, t);
+
+    Factors factors[R];
+#if OCTAVO_PAIRED_BF16
+    alignas(64) bf16 rounded[T::paired ? R * kRange : 1];
+#endif
+    for (int r = 0; r < R; ++r) {
+        float m, l;
+        const int from = first * kKeyTile, count = last * kKeyTile - from;
+        float* s = scores + r * kRange + from;
+        const bool sees = low[r] < high[r];
+        softmax_row(s, count, sees ? low[r] - from : count, sees ? high[r] - from : count, a.softcap, m, l);
+#if OCTAVO_PAIRED_BF16
+        if constexpr (T::paired) {
+            vf sum = zero();
+            for (int i = 0; i < count; i += W) {
+                bf16* to = rounded + r * kRange + from + i;
+                store_bf16(to, load(s + i));
+                sum = add(sum, load_bf16(to));
+            }
+            l = reduce_add(sum);
+        }
+#endif
+        factors[r] = merge_sums(args.slot.m[row + r], args.slot.l[row + r], m, l);
+    }
+    const operand* p;
+#if OCTAVO_PAIRED_BF16
+    if constexpr (T::paired)
+        p = rounded;
+    else
+#endif
+        p = reinterpret_cast<const operand*>(scores);
+
+    auto sum_values = [&](auto slabs, int slab) __attribute__((always_inline)) {
+        constexpr int S = decltype(slabs)::value;
+        vf sum[R][S * kVectors];
+#pragma GCC unroll kUnroll
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll kUnroll
+            for (int c = 0; c < S * kVectors; ++c) sum[r][c] = zero();
+        for (int i = first; i < last; ++i) {
+            const bool fetch = ahead && args.next && i >= args.next->begin && i < args.next->end;
+            const element* values[S];
+            const std::byte* keys[S];
+#pragma GCC unroll kUnroll
+            for (int n = 0; n < S; ++n) {
+                values[n] = reinterpret_cast<const element*>(tiles.values[i]) + (slab + n) * kKeyTile * T::step;
+                keys[n] = fetch ? args.next->keys[i] + (slab + n) * kKeyTile / 2 * kPairBytes<T> : nullptr;
+            }
+            dot<T, R, S>(sum, p + i * kKeyTile, values, dim, kKeyTile / 2, fetch, keys);
+        }
+#pragma GCC unroll kUnroll
+        for (int r = 0; r < R; ++r) {
+            float* o = args.slot.o + int64_t{row + r} * dim + slab * kKeyTile;
+            // An underflow may leave -0, which a masked lane would have turned into +0.
+#pragma GCC unroll kUnroll
+            for (int c = 0; c < S * kVectors; ++c) merge_values(o + c * W, add(sum[r][c], zero()), factors[r]);
+        }
+    };
+    const int slabs = dim / kKeyTile;
+    int slab = 0;
+    for (; slab + N <= slabs; slab += N) sum_values(Constant<N>{}, slab);
+    for (; slab < slabs; ++slab) sum_values(Constant<1>{}, slab);
+}
+
+}  // namespace octavo::ISA

@@ -1,0 +1,49 @@
+"""Builds isa_check, the program that compares the kernel table of one instruction set with the scalar one."""
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NATIVE = HERE.parent.parent / "native"
+
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
+ISA_FLAGS = {"scalar": [], "avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
+KERNEL_FLAGS = [
+    "-ffp-contract=off",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+]
+CHECKS = ["isa_check", "check_elementwise", "check_linear", "check_attention", "check_sampler"]
+SUPPORT = ["pack", "plan", "thread_pool"]
+
+
+def build(isa: str, folder: Path, optimize: str = "-O3", static: bool = False, jobs: int = 2) -> Path:
+    """The program for one table, in `folder`, with the system's compiler; `optimize` is the table's."""
+    compiler = os.environ.get("CXX", "c++")
+
+    def compile_one(source: Path, flags: list[str]) -> Path:
+        target = folder / f"{source.stem}.o"
+        command = [compiler, "-std=c++20", *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+        return target
+
+    parts = [
+        (NATIVE / "isa" / "scalar.cpp", ["-O1", *KERNEL_FLAGS]),
+        (NATIVE / "isa" / f"{isa}.cpp", [optimize, *KERNEL_FLAGS, *ISA_FLAGS[isa]]),
+        *((HERE / f"{name}.cpp", ["-O1", "-Wall", "-Wextra", f"-DOCTAVO_ISA={isa}"]) for name in CHECKS),
+        *((NATIVE / f"{name}.cpp", ["-O1"]) for name in SUPPORT),
+    ]
+    with ThreadPoolExecutor(jobs) as pool:
+        objects = list(pool.map(lambda part: compile_one(*part), parts))
+    program = folder / f"isa_check-{isa}"
+    linking = ["-static", "-pthread"] if static else ["-pthread"]
+    subprocess.run([compiler, *linking, *map(str, objects), "-o", str(program)], check=True)
+    return program
