@@ -1,0 +1,32 @@
+"""scripts/judge NAME: runs a judge, prints its figures and writes them into docs/judges.md."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from tests.judges import live, parity
+from tests.judges.report import write_result
+
+JUDGES = {"parity": parity, "tiny": live}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/judge", description=__doc__)
+    parser.add_argument("name", choices=sorted(JUDGES))
+    parser.add_argument("--oracle", metavar="PYTHON", help="An interpreter with torch and transformers.")
+    parser.add_argument("--model", nargs="*", help="parity: short names of models.")
+    parser.add_argument("--dtype", nargs="*", default=["auto", "float32"], help="parity: what octavo computes in.")
+    parser.add_argument("--reference", metavar="FOLDER", help="parity: where the oracle's logits are, or are kept.")
+    parser.add_argument("--seed", type=int, help="tiny: of the checkpoints' weights; default: a fresh one.")
+    options = parser.parse_args()
+    judge = JUDGES[options.name]
+    start = time.monotonic()
+    verdict = judge.run(options)
+    print("\n".join(verdict.lines))
+    write_result(options.name, (judge.__doc__ or "").strip(), verdict, time.monotonic() - start)
+    return 0 if verdict.passed else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

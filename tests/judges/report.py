@@ -1,0 +1,96 @@
+"""What the judges share: calling the oracle, and writing a result into docs/judges.md."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PATHS = {"--oracle": "PYTHON", "--reference": "FOLDER"}  # options whose values are places on one machine
+DOCUMENT = ROOT / "docs" / "judges.md"
+HEADER = """# Judges
+
+Checks that are too long, or need too much, to run on every change. `scripts/judge NAME` runs one and replaces its part
+of this page; a judge may use a fixed amount of time, and needs an interpreter with torch and transformers for the other
+side (`--oracle PYTHON`).
+"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """passed, and lines of Markdown with the figures."""
+
+    passed: bool
+    lines: list[str]
+
+
+def ask_oracle(python: str | None, arguments: list[str], budget: float) -> None:
+    """Runs oracle.py in `python`, or in this interpreter if it has torch. SystemExit if it fails or takes too long."""
+    if python is None:
+        if importlib.util.find_spec("torch") is None:
+            raise SystemExit("This interpreter has no torch; name one that has torch and transformers: --oracle PYTHON")
+        python = sys.executable
+    # Of octavo the oracle needs the Python modules that read weights, not the native module.
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
+    command = [python, str(Path(__file__).parent / "oracle.py"), *arguments]
+    try:
+        subprocess.run(command, check=True, env=environment, timeout=budget)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"The oracle took more than its {budget:.0f} seconds.") from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"The oracle ended with code {error.returncode}.") from None
+
+
+def write_result(name: str, title: str, verdict: Verdict, seconds: float) -> None:
+    """Replaces the part of a judge in docs/judges.md."""
+    text = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else HEADER
+    part = "\n".join(
+        [
+            f"## {name}",
+            "",
+            title,
+            "",
+            f"- date: {datetime.date.today().isoformat()}, {seconds:.0f} s",
+            f"- machine: {machine()}",
+            f"- command: `scripts/judge {' '.join([name, *shown_arguments()])}`",
+            f"- verdict: **{'pass' if verdict.passed else 'FAIL'}**",
+            "",
+            *verdict.lines,
+            "",
+        ]
+    )
+    text, count = re.subn(rf"(?ms)^## {re.escape(name)}$.*?(?=^## |\Z)", lambda _: part + "\n", text)
+    DOCUMENT.write_text((text if count else text.rstrip() + "\n\n" + part).rstrip() + "\n", encoding="utf-8")
+
+
+def machine() -> str:
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return f"{model}, {len(os.sched_getaffinity(0))} CPUs, {platform.system()}, Python {platform.python_version()}"
+
+
+def shown_arguments() -> list[str]:
+    """The arguments after the judge's name, without paths."""
+    shown = []
+    arguments = iter(sys.argv[2:])
+    for argument in arguments:
+        name, given, _ = argument.partition("=")
+        if name in PATHS:
+            argument = f"{name} {PATHS[name]}"
+            if not given:
+                next(arguments, None)
+        shown.append(argument)
+    return shown
