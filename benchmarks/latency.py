@@ -1,4 +1,6 @@
-"""One request at a time: decode rate after a short prompt, prefill rate of long ones; with --ops, where a step's time goes."""
+"""One request at a time: decode rate after a short prompt, prefill rate of long ones; with --ops, where a step's time
+goes.
+"""
 
 from __future__ import annotations
 

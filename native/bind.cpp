@@ -8,15 +8,16 @@ NB_MODULE(_native, m) {
 
     nb::class_<KernelTable>(m, "KernelTable").def_ro("name", &KernelTable::name).def_ro("lanes", &KernelTable::lanes);
 
-    nb::class_<ThreadPool>(m, "ThreadPool")
-        .def(nb::init<int>(), nb::arg("threads"))
-        .def_prop_ro("threads", &ThreadPool::threads);
+    nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), nb::arg("threads")).def_prop_ro("threads", &ThreadPool::threads);
 
-    m.def("isa_levels", [] {
-        nb::list levels;
-        for (const auto& level : isa_levels()) levels.append(nb::make_tuple(level.table->name, level.supported, level.missing));
-        return levels;
-    }, "The instruction set levels compiled in, best first: (name, supported here, what it needs).");
+    m.def(
+        "isa_levels",
+        [] {
+            nb::list levels;
+            for (const auto& level : isa_levels()) levels.append(nb::make_tuple(level.table->name, level.supported, level.missing));
+            return levels;
+        },
+        "The instruction set levels compiled in, best first: (name, supported here, what it needs).");
     m.def("select_isa", &select_isa, nb::arg("name") = "", nb::rv_policy::reference, "The best level of this machine, or the named one.");
 
     bind_weights(m);

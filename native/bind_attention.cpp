@@ -51,11 +51,13 @@ void store(const KernelTable& isa, ThreadPool& pool, const KVCache& cache, int l
 
 Out attention(const KernelTable& isa, ThreadPool& pool, const KVCache& cache, int layer, const Floats& q, const Floats& k, const Floats& v,
               const Array1<const int64_t>& slot_mapping, const Array1<const int32_t>& query_start, const Array1<const int32_t>& seq_lens,
-              const Array2<const int32_t>& block_table, int heads, float scale, int window, float softcap, bool store, int layers, int shares) {
+              const Array2<const int32_t>& block_table, int heads, float scale, int window, float softcap, bool store, int layers,
+              int shares) {
     const size_t tokens = q.shape(0), seqs = seq_lens.shape(0), width = static_cast<size_t>(heads) * cache.head_dim();
     require(heads > 0 && heads % cache.kv_heads() == 0, "heads must be a multiple of kv_heads");
     require(q.shape(1) == width, "q must be [tokens, heads * head_dim]");
-    require(query_start.shape(0) == seqs + 1 && block_table.shape(0) == seqs, "query_start, seq_lens and block_table disagree on the sequences");
+    require(query_start.shape(0) == seqs + 1 && block_table.shape(0) == seqs,
+            "query_start, seq_lens and block_table disagree on the sequences");
     require(query_start(0) == 0 && static_cast<size_t>(query_start(seqs)) <= tokens, "query_start must begin at 0 and end within q");
     require(layers > 0 && layer >= 0 && layer + layers <= cache.num_layers(), "layers lie outside the cache");
     int64_t longest = 1;
@@ -74,9 +76,21 @@ Out attention(const KernelTable& isa, ThreadPool& pool, const KVCache& cache, in
     Out out = new_floats({tokens, width}, __builtin_nanf(""));
     Memory scratch(isa.attention_scratch(static_cast<int>(tokens), static_cast<int>(seqs), heads, cache.head_dim(), longest,
                                          std::max(pool.threads(), shares)));
-    AttentionArgs args{q.data(), static_cast<int64_t>(width), out.data(), static_cast<int64_t>(width),
-                       query_start.data(), seq_lens.data(), block_table.data(), static_cast<int64_t>(block_table.shape(1)),
-                       static_cast<int>(seqs), heads, window, scale, softcap, cache.layer(layer), scratch.data()};
+    AttentionArgs args{q.data(),
+                       static_cast<int64_t>(width),
+                       out.data(),
+                       static_cast<int64_t>(width),
+                       query_start.data(),
+                       seq_lens.data(),
+                       block_table.data(),
+                       static_cast<int64_t>(block_table.shape(1)),
+                       static_cast<int>(seqs),
+                       heads,
+                       window,
+                       scale,
+                       softcap,
+                       cache.layer(layer),
+                       scratch.data()};
     nb::gil_scoped_release release;
     if (shares > 0) {
         if (store) isa.store(stored, 0, 1);
@@ -98,8 +112,8 @@ Out attention(const KernelTable& isa, ThreadPool& pool, const KVCache& cache, in
     return out;
 }
 
-// Bytes a second that all threads read together, from memory; multiply-adds a second of float32, from registers. One thread is timed by its own
-// clock, so that other work on the machine does not count; several are timed by the wall.
+// Bytes a second that all threads read together, from memory; multiply-adds a second of float32, from registers. One thread is timed by its
+// own clock, so that other work on the machine does not count; several are timed by the wall.
 std::tuple<double, double> measure_limits(const KernelTable& isa, ThreadPool& pool) {
     const clockid_t clock = pool.threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
     auto now = [clock] {
@@ -139,12 +153,13 @@ std::tuple<double, double> measure_limits(const KernelTable& isa, ThreadPool& po
 
 void bind_attention(nb::module_& m) {
     nb::class_<KVCache>(m, "KVCache", "Keys and values of the layers of one cache group; memory is touched when a block is.")
-        .def("__init__",
-             [](KVCache* self, int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, const std::string& type) {
-                 new (self) KVCache(num_layers, num_blocks, block_size, kv_heads, head_dim, cache_type(type));
-             },
-             nb::arg("num_layers"), nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"),
-             nb::arg("type") = "bf16")
+        .def(
+            "__init__",
+            [](KVCache* self, int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, const std::string& type) {
+                new (self) KVCache(num_layers, num_blocks, block_size, kv_heads, head_dim, cache_type(type));
+            },
+            nb::arg("num_layers"), nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"),
+            nb::arg("type") = "bf16")
         .def_prop_ro("num_layers", &KVCache::num_layers)
         .def_prop_ro("num_blocks", &KVCache::num_blocks)
         .def_prop_ro("block_size", &KVCache::block_size)
@@ -152,36 +167,41 @@ void bind_attention(nb::module_& m) {
         .def_prop_ro("head_dim", &KVCache::head_dim)
         .def_prop_ro("bytes", &KVCache::bytes)
         .def_prop_ro("type", [](const KVCache& self) { return name_of(self.type()); })
-        .def_static("bytes_per_block",
-                    [](int num_layers, int block_size, int kv_heads, int head_dim, const std::string& type) {
-                        return KVCache::bytes_per_block(num_layers, block_size, kv_heads, head_dim, cache_type(type));
-                    },
-                    nb::arg("num_layers"), nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("type") = "bf16",
-                    "Bytes of a block over all layers, keys and values, padding included.")
-        .def("clear_blocks",
-             [](const KVCache& self, const Array1<const int32_t>& ids) {
-                 check_blocks(self, ids);
-                 self.clear(ids.data(), static_cast<int>(ids.shape(0)), 0, 1);
-             },
-             nb::arg("ids"), "Zero-fills blocks in all layers.")
-        .def("copy_blocks",
-             [](const KVCache& self, const Array1<const int32_t>& sources, const Array1<const int32_t>& destinations) {
-                 check_blocks(self, sources);
-                 check_blocks(self, destinations);
-                 require(sources.shape(0) == destinations.shape(0), "copy_blocks needs a destination for every source");
-                 self.copy(sources.data(), destinations.data(), static_cast<int>(sources.shape(0)), 0, 1);
-             },
-             nb::arg("sources"), nb::arg("destinations"), "Copies blocks in all layers; all reads come before any write.")
-        .def("read_block",
-             [](const KVCache& self, int layer, int64_t block) {
-                 require(layer >= 0 && layer < self.num_layers() && block >= 0 && block < self.num_blocks(), "layer or block lies outside the cache");
-                 const std::vector<size_t> shape{static_cast<size_t>(self.block_size()), static_cast<size_t>(self.kv_heads()),
-                                                 static_cast<size_t>(self.head_dim())};
-                 Out keys = new_floats(shape, 0.0f), values = new_floats(shape, 0.0f);
-                 self.read_block(layer, block, keys.data(), values.data());
-                 return nb::make_tuple(keys, values);
-             },
-             nb::arg("layer"), nb::arg("block"), "Keys and values of a block, float32 [block_size, kv_heads, head_dim] each.");
+        .def_static(
+            "bytes_per_block",
+            [](int num_layers, int block_size, int kv_heads, int head_dim, const std::string& type) {
+                return KVCache::bytes_per_block(num_layers, block_size, kv_heads, head_dim, cache_type(type));
+            },
+            nb::arg("num_layers"), nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("type") = "bf16",
+            "Bytes of a block over all layers, keys and values, padding included.")
+        .def(
+            "clear_blocks",
+            [](const KVCache& self, const Array1<const int32_t>& ids) {
+                check_blocks(self, ids);
+                self.clear(ids.data(), static_cast<int>(ids.shape(0)), 0, 1);
+            },
+            nb::arg("ids"), "Zero-fills blocks in all layers.")
+        .def(
+            "copy_blocks",
+            [](const KVCache& self, const Array1<const int32_t>& sources, const Array1<const int32_t>& destinations) {
+                check_blocks(self, sources);
+                check_blocks(self, destinations);
+                require(sources.shape(0) == destinations.shape(0), "copy_blocks needs a destination for every source");
+                self.copy(sources.data(), destinations.data(), static_cast<int>(sources.shape(0)), 0, 1);
+            },
+            nb::arg("sources"), nb::arg("destinations"), "Copies blocks in all layers; all reads come before any write.")
+        .def(
+            "read_block",
+            [](const KVCache& self, int layer, int64_t block) {
+                require(layer >= 0 && layer < self.num_layers() && block >= 0 && block < self.num_blocks(),
+                        "layer or block lies outside the cache");
+                const std::vector<size_t> shape{static_cast<size_t>(self.block_size()), static_cast<size_t>(self.kv_heads()),
+                                                static_cast<size_t>(self.head_dim())};
+                Out keys = new_floats(shape, 0.0f), values = new_floats(shape, 0.0f);
+                self.read_block(layer, block, keys.data(), values.data());
+                return nb::make_tuple(keys, values);
+            },
+            nb::arg("layer"), nb::arg("block"), "Keys and values of a block, float32 [block_size, kv_heads, head_dim] each.");
 
     m.def("store", &store, nb::arg("isa"), nb::arg("pool"), nb::arg("cache"), nb::arg("layer"), nb::arg("k"), nb::arg("v"),
           nb::arg("slot_mapping"), "Writes k, v [tokens, kv_heads * head_dim] to their slots; -1 is left out.");
@@ -193,13 +213,17 @@ void bind_attention(nb::module_& m) {
           "returns the last one's output, NaN where no sequence has a token. With `shares`, the caller does the work of so many threads\n"
           "in `layer` itself, one share after another.");
     m.def("measure_limits", &measure_limits, nb::arg("isa"), nb::arg("pool"),
-          "What the pool's threads reach together here, medians, a single one by its CPU clock: bytes read from memory a second, float32 multiply-adds a second.");
-    m.def("math", [](const KernelTable& isa, const std::string& function, const Array1<const float>& x) {
-        require(function == "exp" || function == "tanh", "the vector functions are exp and tanh");
-        Out out = new_floats({x.shape(0)}, __builtin_nanf(""));
-        isa.math(function == "exp" ? MathFunction::exp : MathFunction::tanh, x.data(), static_cast<int64_t>(x.shape(0)), out.data());
-        return out;
-    }, nb::arg("isa"), nb::arg("function"), nb::arg("x"), "exp or tanh of every value, by the level's vector polynomial.");
+          "What the pool's threads reach together here, medians, a single one by its CPU clock: bytes read from memory a second, float32 "
+          "multiply-adds a second.");
+    m.def(
+        "math",
+        [](const KernelTable& isa, const std::string& function, const Array1<const float>& x) {
+            require(function == "exp" || function == "tanh", "the vector functions are exp and tanh");
+            Out out = new_floats({x.shape(0)}, __builtin_nanf(""));
+            isa.math(function == "exp" ? MathFunction::exp : MathFunction::tanh, x.data(), static_cast<int64_t>(x.shape(0)), out.data());
+            return out;
+        },
+        nb::arg("isa"), nb::arg("function"), nb::arg("x"), "exp or tanh of every value, by the level's vector polynomial.");
 }
 
 }  // namespace octavo

@@ -61,12 +61,12 @@ std::vector<double> fma_rates(const KernelTable* isa, ThreadPool& pool, int repe
 }
 
 // Seconds of each of `repeats` runs over all the weights in turn, activations being prepared beforehand.
-std::vector<double> linear_times(const KernelTable* isa, ThreadPool& pool, const std::vector<std::shared_ptr<PackedWeightOwner>>& weights, int rows,
-                                 int repeats, bool processor_time) {
+std::vector<double> linear_times(const KernelTable* isa, ThreadPool& pool, const std::vector<std::shared_ptr<PackedWeightOwner>>& weights,
+                                 int rows, int repeats, bool processor_time) {
     if (weights.empty()) return {};
     const PackedWeight& w = weights[0]->packed;
     const Act act = isa->act_of(w.format);
-    Memory x(int64_t{4} * rows * w.k), form(isa->act_bytes(act, w.k) * rows), out(int64_t{4} * rows * w.n);
+    Memory x(int64_t{4} * rows * w.k), form(isa -> act_bytes(act, w.k) * rows), out(int64_t{4} * rows * w.n);
     for (int64_t i = 0; i < int64_t{rows} * w.k; ++i) reinterpret_cast<float*>(x.data())[i] = static_cast<float>(i % 251 - 125) / 64.0f;
     QuantizeArgs args{act, reinterpret_cast<float*>(x.data()), w.k, rows, w.k, form.data()};
     std::vector<double> times;
@@ -85,12 +85,14 @@ std::vector<double> linear_times(const KernelTable* isa, ThreadPool& pool, const
 }  // namespace
 
 void bind_probe(nb::module_& m) {
-    m.def("probe_read", &read_rates, nb::arg("pool"), nb::arg("bytes"), nb::arg("repeats"), nb::arg("processor_time") = false, nb::call_guard<nb::gil_scoped_release>(),
+    m.def("probe_read", &read_rates, nb::arg("pool"), nb::arg("bytes"), nb::arg("repeats"), nb::arg("processor_time") = false,
+          nb::call_guard<nb::gil_scoped_release>(),
           "Bytes a second that all threads read together from a buffer in huge pages, for each repeat.");
-    m.def("probe_fma", &fma_rates, nb::arg("isa"), nb::arg("pool"), nb::arg("repeats"), nb::arg("processor_time") = false, nb::call_guard<nb::gil_scoped_release>(),
-          "float32 operations a second that all threads do in registers, for each repeat.");
-    m.def("probe_linear", &linear_times, nb::arg("isa"), nb::arg("pool"), nb::arg("weights"), nb::arg("rows"), nb::arg("repeats"), nb::arg("processor_time") = false,
-          nb::call_guard<nb::gil_scoped_release>(), "Seconds of running all the weights (of one shape) in turn, for each repeat.");
+    m.def("probe_fma", &fma_rates, nb::arg("isa"), nb::arg("pool"), nb::arg("repeats"), nb::arg("processor_time") = false,
+          nb::call_guard<nb::gil_scoped_release>(), "float32 operations a second that all threads do in registers, for each repeat.");
+    m.def("probe_linear", &linear_times, nb::arg("isa"), nb::arg("pool"), nb::arg("weights"), nb::arg("rows"), nb::arg("repeats"),
+          nb::arg("processor_time") = false, nb::call_guard<nb::gil_scoped_release>(),
+          "Seconds of running all the weights (of one shape) in turn, for each repeat.");
 }
 
 }  // namespace octavo

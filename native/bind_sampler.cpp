@@ -29,7 +29,8 @@ static auto top_view(nb::handle self) {
 static Array2<uint32_t> mask_view(nb::handle self) {
     auto& inputs = nb::cast<SampleInputs&>(self);
     return {reinterpret_cast<uint32_t*>(inputs.mask.data()),
-            {static_cast<size_t>(inputs.max_rows), static_cast<size_t>(inputs.mask_words)}, self};
+            {static_cast<size_t>(inputs.max_rows), static_cast<size_t>(inputs.mask_words)},
+            self};
 }
 
 static void sample_rows(const KernelTable& isa, ThreadPool& pool, Array2<const float> logits, SampleInputs& inputs) {
@@ -46,7 +47,8 @@ static void sample_rows(const KernelTable& isa, ThreadPool& pool, Array2<const f
 
 void bind_sampler(nb::module_& m) {
     nb::class_<TokenCounts>(m, "TokenCounts", "The distinct tokens of a sequence and how often each is in its output.")
-        .def("__init__", [](TokenCounts* self, Array1<const int32_t> prompt) { new (self) TokenCounts(span_of(prompt)); }, nb::arg("prompt"))
+        .def(
+            "__init__", [](TokenCounts* self, Array1<const int32_t> prompt) { new (self) TokenCounts(span_of(prompt)); }, nb::arg("prompt"))
         .def("add", &TokenCounts::add, nb::arg("token_id"), "Counts one more output token.")
         .def("__len__", [](const TokenCounts& self) { return self.ids.size(); });
 
@@ -83,13 +85,19 @@ void bind_sampler(nb::module_& m) {
              nb::arg("min_p"), nb::arg("repetition_penalty"), nb::arg("presence_penalty"), nb::arg("frequency_penalty"), nb::arg("seed"),
              nb::arg("sequence"), nb::arg("num_logprobs"),
              "A row that samples, with no mask, bias or penalised tokens; a tenth of the time that its arrays one by one would take.")
-        .def("set_bias", [](SampleInputs& self, int row, Array1<const int32_t> ids, Array1<const float> values) {
-            self.set_bias(row, span_of(ids), span_of(values));
-        }, nb::arg("row"), nb::arg("ids"), nb::arg("values"), "logits[ids] += values in this row; -inf bans.")
-        .def("set_penalties", [](SampleInputs& self, int row, std::shared_ptr<TokenCounts> counts, const std::vector<int32_t>& drafts) {
-            self.set_penalties(row, std::move(counts), drafts);
-        }, nb::arg("row"), nb::arg("counts"), nb::arg("drafts") = std::vector<int32_t>(),
-           "The tokens that this row's penalties see: those counted, now or later, and the drafts before the row.")
+        .def(
+            "set_bias",
+            [](SampleInputs& self, int row, Array1<const int32_t> ids, Array1<const float> values) {
+                self.set_bias(row, span_of(ids), span_of(values));
+            },
+            nb::arg("row"), nb::arg("ids"), nb::arg("values"), "logits[ids] += values in this row; -inf bans.")
+        .def(
+            "set_penalties",
+            [](SampleInputs& self, int row, std::shared_ptr<TokenCounts> counts, const std::vector<int32_t>& drafts) {
+                self.set_penalties(row, std::move(counts), drafts);
+            },
+            nb::arg("row"), nb::arg("counts"), nb::arg("drafts") = std::vector<int32_t>(),
+            "The tokens that this row's penalties see: those counted, now or later, and the drafts before the row.")
         .def("clear_lists", &SampleInputs::clear_lists, nb::arg("row"), "Takes bias and penalties off a row.");
 
     m.def("sample", &sample_rows, nb::arg("isa"), nb::arg("pool"), nb::arg("logits"), nb::arg("inputs"),

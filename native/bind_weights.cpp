@@ -37,7 +37,8 @@ nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<We
     for (const auto& weight : weights) {
         check(isa, *weight);
         if (weight->packed.k != k)
-            throw std::invalid_argument("x has " + std::to_string(k) + " columns, the weight takes " + std::to_string(weight->packed.k) + ".");
+            throw std::invalid_argument("x has " + std::to_string(k) + " columns, the weight takes " + std::to_string(weight->packed.k) +
+                                        ".");
         n += weight->packed.n;
     }
     nb::object result;
@@ -67,7 +68,8 @@ nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<We
         const float* bias = nullptr;
         if (i < biases.size() && biases[i]) {
             if (static_cast<int32_t>(biases[i]->shape(0)) != w.n)
-                throw std::invalid_argument("A bias of " + std::to_string(biases[i]->shape(0)) + " values for " + std::to_string(w.n) + " outputs.");
+                throw std::invalid_argument("A bias of " + std::to_string(biases[i]->shape(0)) + " values for " + std::to_string(w.n) +
+                                            " outputs.");
             bias = biases[i]->data();
         }
         list.push_back({&w, form.data(), rows, bias, out + column, n, into.has_value()});
@@ -165,26 +167,33 @@ void bind_weights(nb::module_& m) {
         .def_prop_ro("k", [](const PackedWeightOwner& w) { return w.packed.k; })
         .def_prop_ro("bytes", [](const PackedWeightOwner& w) { return w.packed.bytes; });
 
-    m.def("default_format", [](const std::string& source) { return std::string(name_of(default_format(source_of(source)))); }, nb::arg("source"),
-          "The packed format that keeps every bit of a file's tensor type.");
-    m.def("pack", [](const KernelTable* isa, ThreadPool& pool, const std::string& format, const std::string& source, Bytes data, int64_t n, int64_t k) {
-        Format packed = format_of(format);
-        Source from = source_of(source);
-        nb::gil_scoped_release release;
-        return std::make_shared<PackedWeightOwner>(
-            pack(isa, pool, packed, from, reinterpret_cast<const std::byte*>(data.data()), static_cast<int64_t>(data.nbytes()), n, k));
-    }, nb::arg("isa"), nb::arg("pool"), nb::arg("format"), nb::arg("source"), nb::arg("data").noconvert(), nb::arg("n"), nb::arg("k"),
-       "Packs data (uint8, the bytes of a row-major [n, k] tensor of type `source`). ValueError where type, format or size do not fit.");
+    m.def(
+        "default_format", [](const std::string& source) { return std::string(name_of(default_format(source_of(source)))); },
+        nb::arg("source"), "The packed format that keeps every bit of a file's tensor type.");
+    m.def(
+        "pack",
+        [](const KernelTable* isa, ThreadPool& pool, const std::string& format, const std::string& source, Bytes data, int64_t n,
+           int64_t k) {
+            Format packed = format_of(format);
+            Source from = source_of(source);
+            nb::gil_scoped_release release;
+            return std::make_shared<PackedWeightOwner>(
+                pack(isa, pool, packed, from, reinterpret_cast<const std::byte*>(data.data()), static_cast<int64_t>(data.nbytes()), n, k));
+        },
+        nb::arg("isa"), nb::arg("pool"), nb::arg("format"), nb::arg("source"), nb::arg("data").noconvert(), nb::arg("n"), nb::arg("k"),
+        "Packs data (uint8, the bytes of a row-major [n, k] tensor of type `source`). ValueError where type, format or size do not fit.");
     m.def("unpack", &unpack, nb::arg("weight"), "The values that the kernels see: float32 [n, k].");
 
     m.def("linear", &linear, nb::arg("isa"), nb::arg("pool"), nb::arg("weights"), nb::arg("x").noconvert(),
           nb::arg("biases") = std::vector<std::optional<Array1<const float>>>(), nb::arg("accumulate_into").noconvert() = nb::none(),
-          "x [rows, k] times each weight transposed, plus its bias, side by side: float32 [rows, sum of n]; added to accumulate_into where given.");
-    m.def("linear", [](const KernelTable* isa, ThreadPool& pool, const Weight& weight, Array2<const float> x,
-                       std::optional<Array1<const float>> bias, std::optional<Array2<float>> into) {
-        return linear(isa, pool, {weight}, x, {bias}, into);
-    }, nb::arg("isa"), nb::arg("pool"), nb::arg("weight"), nb::arg("x").noconvert(), nb::arg("bias").noconvert() = nb::none(),
-       nb::arg("accumulate_into").noconvert() = nb::none());
+          "x [rows, k] times each weight transposed, plus its bias, side by side: float32 [rows, sum of n]; added to accumulate_into where "
+          "given.");
+    m.def(
+        "linear",
+        [](const KernelTable* isa, ThreadPool& pool, const Weight& weight, Array2<const float> x, std::optional<Array1<const float>> bias,
+           std::optional<Array2<float>> into) { return linear(isa, pool, {weight}, x, {bias}, into); },
+        nb::arg("isa"), nb::arg("pool"), nb::arg("weight"), nb::arg("x").noconvert(), nb::arg("bias").noconvert() = nb::none(),
+        nb::arg("accumulate_into").noconvert() = nb::none());
     m.def("quantize_roundtrip", &quantize_roundtrip, nb::arg("isa"), nb::arg("pool"), nb::arg("format"), nb::arg("x").noconvert(),
           "x float32 [rows, k] as the kernels of a packed format see it.");
     m.def("embed", &embed, nb::arg("isa"), nb::arg("pool"), nb::arg("weight"), nb::arg("ids").noconvert(), nb::arg("scale") = 1.0f,

@@ -9,11 +9,19 @@
 namespace octavo {
 
 #if defined(__x86_64__)
-namespace avx512_bf16 { extern const KernelTable table; }
-namespace avx512 { extern const KernelTable table; }
-namespace avx2 { extern const KernelTable table; }
+namespace avx512_bf16 {
+extern const KernelTable table;
+}
+namespace avx512 {
+extern const KernelTable table;
+}
+namespace avx2 {
+extern const KernelTable table;
+}
 #endif
-namespace scalar { extern const KernelTable table; }
+namespace scalar {
+extern const KernelTable table;
+}
 
 #if defined(__x86_64__)
 namespace {
@@ -66,7 +74,8 @@ const KernelTable* select_isa(const std::string& name) {
         if (level.supported && (name.empty() || name == level.table->name)) return level.table;
         if (level.supported) usable += (usable.empty() ? "" : ", ") + std::string(level.table->name);
         if (!level.supported && name == level.table->name)
-            throw std::invalid_argument("This machine cannot run the instruction set '" + name + "': it lacks some of " + level.missing + ".");
+            throw std::invalid_argument("This machine cannot run the instruction set '" + name + "': it lacks some of " + level.missing +
+                                        ".");
     }
     throw std::invalid_argument("Unknown instruction set '" + name + "'. This machine can run: " + usable + ".");
 }

@@ -32,7 +32,8 @@ KVCache::KVCache(int num_layers, int64_t num_blocks, int block_size, int kv_head
     : layout_{type, block_size, kv_heads, head_dim, num_blocks, nullptr, nullptr}, num_layers_(num_layers) {
     check(num_layers > 0, "layer count", num_layers, "it must be positive");
     check(num_blocks > 0 && num_blocks <= INT32_MAX, "block count", num_blocks, "it must be positive and fit 31 bits");
-    check(block_size > 0 && block_size % kKeyTile == 0 && block_size <= 128, "block size", block_size, "it must be a multiple of 16 up to 128");
+    check(block_size > 0 && block_size % kKeyTile == 0 && block_size <= 128, "block size", block_size,
+          "it must be a multiple of 16 up to 128");
     check(kv_heads > 0, "KV head count", kv_heads, "it must be positive");
     check(head_dim > 0 && head_dim % 8 == 0 && head_dim <= kMaxHeadDim, "head size", head_dim, "it must be a multiple of 8 up to 256");
     block_bytes_ = bytes_per_block(1, block_size, kv_heads, head_dim, type) / 2;

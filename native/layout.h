@@ -15,9 +15,7 @@ namespace octavo {
 
 static constexpr int kSuper = 256;
 
-static constexpr int64_t quad_bytes(Format format, int panel, int group) {
-    return int64_t{panel} * group / (format == Format::i8 ? 1 : 2);
-}
+static constexpr int64_t quad_bytes(Format format, int panel, int group) { return int64_t{panel} * group / (format == Format::i8 ? 1 : 2); }
 static constexpr int64_t group_bytes(Format format, int panel, int group, bool minimum, bool super) {
     return int64_t{panel} * (minimum ? 2 : 1) * (super ? 1 : 2) + quad_bytes(format, panel, group);
 }

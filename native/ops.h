@@ -18,12 +18,12 @@ enum class Act : uint8_t { f32, bf16, q8, q8w };
 struct PackedWeight {
     Format format;
     int32_t n, k;
-    int32_t group;       // K values that share a scale; 0 for floating point formats
-    int32_t super_group; // K values whose scales are f16 times an integer of 8 bits; 0: each scale is an f16 of its own
-    int32_t zero;        // constant zero point, where there are no minima
-    bool has_minimum;    // a minimum stands beside every scale
-    int32_t panel;       // columns of a panel
-    int64_t panel_bytes; // distance between panels
+    int32_t group;        // K values that share a scale; 0 for floating point formats
+    int32_t super_group;  // K values whose scales are f16 times an integer of 8 bits; 0: each scale is an f16 of its own
+    int32_t zero;         // constant zero point, where there are no minima
+    bool has_minimum;     // a minimum stands beside every scale
+    int32_t panel;        // columns of a panel
+    int64_t panel_bytes;  // distance between panels
     int64_t bytes;
     std::byte* data;
 };
@@ -73,7 +73,7 @@ struct RopeAnglesArgs {  // out [rows, 2 * half]: cosines, then sines, of positi
     float* out;
 };
 
-struct RopeArgs {  // rotates the first 2 * half values of every head of x [rows, heads * head_dim] in place
+struct RopeArgs {         // rotates the first 2 * half values of every head of x [rows, heads * head_dim] in place
     const float* angles;  // [rows, 2 * half]
     float* x;
     int64_t x_stride;

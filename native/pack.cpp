@@ -12,7 +12,8 @@ namespace octavo {
 
 namespace {
 
-// What a file's type stores: blocks of `values` values in `bytes` bytes, as q = 0, 1, ... and w = scale * (q - zero), or scale * q + minimum.
+// What a file's type stores: blocks of `values` values in `bytes` bytes, as q = 0, 1, ... and w = scale * (q - zero), or scale * q +
+// minimum.
 struct SourceType {
     const char* name;
     int values, bytes;
@@ -23,11 +24,16 @@ struct SourceType {
 };
 
 constexpr SourceType kSources[] = {
-    {"f32", 1, 4, Format::f32, 0, 0, 0, false},        {"f16", 1, 2, Format::f16, 0, 0, 0, false},
-    {"bf16", 1, 2, Format::bf16, 0, 0, 0, false},      {"q4_0", 32, 18, Format::i4, 32, 0, 8, false},
-    {"q4_1", 32, 20, Format::i4, 32, 0, 0, true},      {"q5_0", 32, 22, Format::i8, 32, 0, 16, false},
-    {"q5_1", 32, 24, Format::i8, 32, 0, 0, true},      {"q8_0", 32, 34, Format::i8, 32, 0, 128, false},
-    {"q4_k", 256, 144, Format::i4k, 32, kSuper, 0, true}, {"q5_k", 256, 176, Format::i8, 32, kSuper, 0, true},
+    {"f32", 1, 4, Format::f32, 0, 0, 0, false},
+    {"f16", 1, 2, Format::f16, 0, 0, 0, false},
+    {"bf16", 1, 2, Format::bf16, 0, 0, 0, false},
+    {"q4_0", 32, 18, Format::i4, 32, 0, 8, false},
+    {"q4_1", 32, 20, Format::i4, 32, 0, 0, true},
+    {"q5_0", 32, 22, Format::i8, 32, 0, 16, false},
+    {"q5_1", 32, 24, Format::i8, 32, 0, 0, true},
+    {"q8_0", 32, 34, Format::i8, 32, 0, 128, false},
+    {"q4_k", 256, 144, Format::i4k, 32, kSuper, 0, true},
+    {"q5_k", 256, 176, Format::i8, 32, kSuper, 0, true},
     {"q6_k", 256, 210, Format::i8, 16, kSuper, 32, false},
 };
 constexpr const char* kFormats[] = {"f32", "f16", "bf16", "i8", "i4", "i4k"};
@@ -37,8 +43,8 @@ const SourceType& type_of(Source source) { return kSources[static_cast<int>(sour
 // 256 values of one row of a quantised tensor, as stored.
 struct Chunk {
     uint8_t q[kSuper];
-    f16 scale[8], minimum[8];                  // one level: of each 32 values; two levels: the first of each is the super group's
-    int8_t factor[16], minimum_factor[8];      // two levels: of each group
+    f16 scale[8], minimum[8];              // one level: of each 32 values; two levels: the first of each is the super group's
+    int8_t factor[16], minimum_factor[8];  // two levels: of each group
 };
 
 template <class T>
@@ -131,7 +137,8 @@ void read_super(Source source, const std::byte* p, Chunk& out) {
 void read_chunk(Source source, const std::byte* p, int count, Chunk& out) {
     const SourceType& type = type_of(source);
     if (type.super) return read_super(source, p, out);
-    for (int block = 0; block < count / 32; ++block) read_block(source, p + block * type.bytes, out.q + 32 * block, out.scale[block], out.minimum[block]);
+    for (int block = 0; block < count / 32; ++block)
+        read_block(source, p + block * type.bytes, out.q + 32 * block, out.scale[block], out.minimum[block]);
 }
 
 void read_floats(Source source, const std::byte* p, int count, float* out) {
@@ -236,7 +243,8 @@ PackedWeight describe(const KernelTable* table, Format format, const SourceType&
 Source source_of(const std::string& name) {
     for (int i = 0; i < static_cast<int>(std::size(kSources)); ++i)
         if (name == kSources[i].name) return static_cast<Source>(i);
-    throw std::invalid_argument("Unknown tensor type '" + name + "'; pack() reads f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k and q6_k.");
+    throw std::invalid_argument("Unknown tensor type '" + name +
+                                "'; pack() reads f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k and q6_k.");
 }
 
 Format format_of(const std::string& name) {
@@ -249,24 +257,25 @@ const char* name_of(Format format) { return kFormats[static_cast<int>(format)]; 
 
 Format default_format(Source source) { return type_of(source).format; }
 
-PackedWeightOwner pack(const KernelTable* table, ThreadPool& pool, Format format, Source source, const std::byte* data, int64_t bytes, int64_t n,
-                       int64_t k) {
+PackedWeightOwner pack(const KernelTable* table, ThreadPool& pool, Format format, Source source, const std::byte* data, int64_t bytes,
+                       int64_t n, int64_t k) {
     const SourceType& type = type_of(source);
     if (!is_float(format) && format != type.format)
-        throw std::invalid_argument(std::string(type.name) + " cannot be packed as " + name_of(format) + ", only as " + name_of(type.format) +
-                                    (is_float(type.format) ? " or another float format." : ", f32, f16 or bf16."));
+        throw std::invalid_argument(std::string(type.name) + " cannot be packed as " + name_of(format) + ", only as " +
+                                    name_of(type.format) + (is_float(type.format) ? " or another float format." : ", f32, f16 or bf16."));
     if (table->panel_of(format) <= 0) throw std::invalid_argument(std::string(table->name) + " has no kernel for " + name_of(format) + ".");
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (n < 1 || k < 1 || n > kMost || k > kMost)
-        throw std::invalid_argument("A weight must have between 1 and 2147483647 rows and columns, not " + std::to_string(n) + " x " + std::to_string(k) + ".");
+        throw std::invalid_argument("A weight must have between 1 and 2147483647 rows and columns, not " + std::to_string(n) + " x " +
+                                    std::to_string(k) + ".");
     if (k % type.values != 0)
         throw std::invalid_argument("The " + std::to_string(k) + " columns of a " + type.name + " weight must be a multiple of " +
                                     std::to_string(type.values) + ".");
     const int64_t row_bytes = k / type.values * type.bytes;
     if (bytes / row_bytes != n || bytes % row_bytes != 0)
-        throw std::invalid_argument("A " + std::string(type.name) + " weight of " + std::to_string(n) + " x " + std::to_string(k) + " has " +
-                                    std::to_string(n) + " rows of " + std::to_string(row_bytes) + " bytes; the data has " + std::to_string(bytes) +
-                                    " bytes.");
+        throw std::invalid_argument("A " + std::string(type.name) + " weight of " + std::to_string(n) + " x " + std::to_string(k) +
+                                    " has " + std::to_string(n) + " rows of " + std::to_string(row_bytes) + " bytes; the data has " +
+                                    std::to_string(bytes) + " bytes.");
 
     PackedWeightOwner owner{describe(table, format, type, n, k), {}, table};
     owner.memory = Memory(owner.packed.bytes);
@@ -292,11 +301,14 @@ PackedWeightOwner pack(const KernelTable* table, ThreadPool& pool, Format format
                         write_integers(w, out, column, at, count, chunk);
                     }
                 }
-                if (is_float(format) && !write_floats(w, out, columns, at, count, floats.data())) held.store(false, std::memory_order_relaxed);
+                if (is_float(format) && !write_floats(w, out, columns, at, count, floats.data()))
+                    held.store(false, std::memory_order_relaxed);
             }
         }
     });
-    if (!held) throw std::invalid_argument("A weight of " + std::to_string(n) + " x " + std::to_string(k) + " has values above 65504, the largest of f16; pack it as bf16 or f32.");
+    if (!held)
+        throw std::invalid_argument("A weight of " + std::to_string(n) + " x " + std::to_string(k) +
+                                    " has values above 65504, the largest of f16; pack it as bf16 or f32.");
     return owner;
 }
 

@@ -30,7 +30,7 @@ Format default_format(Source source);
 // Packs `bytes` bytes at `data`, a row-major [n, k] tensor of type `source`. Float sources go to any float format, rounded to nearest even
 // (a finite value that float16 cannot hold is refused); quantised ones to their default format, or dequantised to a float format.
 // Throws std::invalid_argument that names the numbers.
-PackedWeightOwner pack(const KernelTable* table, ThreadPool& pool, Format format, Source source, const std::byte* data, int64_t bytes, int64_t n,
-                       int64_t k);
+PackedWeightOwner pack(const KernelTable* table, ThreadPool& pool, Format format, Source source, const std::byte* data, int64_t bytes,
+                       int64_t n, int64_t k);
 
 }  // namespace octavo

@@ -30,8 +30,10 @@ AttentionCut locate(const AttentionArgs& a, int seq, int64_t per_head, int64_t r
     const bool near_start = rest <= snap, near_end = cost - rest <= snap;
     if (near_end && (!near_start || rest > cost - rest)) {
         ++cut.tile;
-        if (settle(a, item, cut.seq, cut.head, cut.tile)) cut.seq = item.seq, cut.head = item.head, cut.tile = item.tile;
-        else cut = {a.seqs, 0, 0, 0, false, 0};
+        if (settle(a, item, cut.seq, cut.head, cut.tile))
+            cut.seq = item.seq, cut.head = item.head, cut.tile = item.tile;
+        else
+            cut = {a.seqs, 0, 0, 0, false, 0};
         return cut;
     }
     if (near_start) return cut;

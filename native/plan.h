@@ -1,7 +1,7 @@
 // How the attention of a step is shared out: by whole items where there are enough, cut between two ranges of keys where there are not.
 //
-// An item is up to kItemRows rows (a row is one query head of one token) of one kv head of one sequence, over all the keys they see. A thread
-// takes a contiguous run of (item, range) pairs. Where a run starts inside an item, its partials are kept apart, a slot each, for
+// An item is up to kItemRows rows (a row is one query head of one token) of one kv head of one sequence, over all the keys they see. A
+// thread takes a contiguous run of (item, range) pairs. Where a run starts inside an item, its partials are kept apart, a slot each, for
 // attention_merge: merging is not associative in its bits, so it must go range by range from the first one. Nothing here touches a tensor.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace octavo {
 
-constexpr int kRange = 256;      // keys of one partial
-constexpr int kKeyTile = 16;     // tokens of one tile of the cache
+constexpr int kRange = 256;   // keys of one partial
+constexpr int kKeyTile = 16;  // tokens of one tile of the cache
 constexpr int kMaxHeadDim = 256;
 constexpr int kItemRows = 48;
 

@@ -18,23 +18,25 @@ uint64_t probe_read(const std::byte* data, int64_t bytes) {
 }
 
 // Twelve chains hide the latency of any fma. The empty asm keeps the sums in registers and the loop from being folded.
-#define OCTAVO_PROBE(name, flags, width, constraint, instruction)                                             \
-    __attribute__((target(flags))) static double name(int64_t rounds) {                                      \
-        typedef float vector __attribute__((vector_size(4 * width)));                                          \
-        vector s[12] = {}, x = vector{} + 0.5f;                                                                \
-        for (int64_t round = 0; round < rounds; ++round)                                                      \
-            asm volatile(instruction : "+" constraint(s[0]), "+" constraint(s[1]), "+" constraint(s[2]), "+" constraint(s[3]), \
-                         "+" constraint(s[4]), "+" constraint(s[5]), "+" constraint(s[6]), "+" constraint(s[7]),   \
-                         "+" constraint(s[8]), "+" constraint(s[9]), "+" constraint(s[10]), "+" constraint(s[11])  \
-                         : constraint(x));                                                                    \
-        return 12.0 * 2 * width * static_cast<double>(rounds);                                                 \
+#define OCTAVO_PROBE(name, flags, width, constraint, instruction)                                                                        \
+    __attribute__((target(flags))) static double name(int64_t rounds) {                                                                  \
+        typedef float vector __attribute__((vector_size(4 * width)));                                                                    \
+        vector s[12] = {}, x = vector{} + 0.5f;                                                                                          \
+        for (int64_t round = 0; round < rounds; ++round)                                                                                 \
+            asm volatile(instruction                                                                                                     \
+                         : "+" constraint(s[0]), "+" constraint(s[1]), "+" constraint(s[2]), "+" constraint(s[3]), "+" constraint(s[4]), \
+                           "+" constraint(s[5]), "+" constraint(s[6]), "+" constraint(s[7]), "+" constraint(s[8]), "+" constraint(s[9]), \
+                           "+" constraint(s[10]), "+" constraint(s[11])                                                                  \
+                         : constraint(x));                                                                                               \
+        return 12.0 * 2 * width * static_cast<double>(rounds);                                                                           \
     }
 
 #if defined(__x86_64__)
 #define OCTAVO_FMA(i) "vfmadd231ps %12, %12, %" #i "\n"
-#define OCTAVO_FMAS                                                                                                             \
-    OCTAVO_FMA(0) OCTAVO_FMA(1) OCTAVO_FMA(2) OCTAVO_FMA(3) OCTAVO_FMA(4) OCTAVO_FMA(5) OCTAVO_FMA(6) OCTAVO_FMA(7) OCTAVO_FMA(8) \
-    OCTAVO_FMA(9) OCTAVO_FMA(10) OCTAVO_FMA(11)
+#define OCTAVO_FMAS                                                                                                               \
+    OCTAVO_FMA(0)                                                                                                                 \
+    OCTAVO_FMA(1) OCTAVO_FMA(2) OCTAVO_FMA(3) OCTAVO_FMA(4) OCTAVO_FMA(5) OCTAVO_FMA(6) OCTAVO_FMA(7) OCTAVO_FMA(8) OCTAVO_FMA(9) \
+        OCTAVO_FMA(10) OCTAVO_FMA(11)
 OCTAVO_PROBE(fma_16, "avx512f", 16, "v", OCTAVO_FMAS)
 OCTAVO_PROBE(fma_8, "avx2,fma", 8, "x", OCTAVO_FMAS)
 #endif

@@ -23,7 +23,7 @@ enum class Rows : uint8_t { tokens, seqs, outputs };
 
 // The arrays of a step that the host fills in place; sizes are fixed at start.
 struct StepInputs {
-    struct Group {  // one cache group
+    struct Group {                          // one cache group
         std::vector<int64_t> slot_mapping;  // [max_tokens]
         std::vector<int32_t> block_table;   // [max_seqs, max_blocks]
         std::vector<int32_t> opened;        // [max_opened] blocks to clear
@@ -55,7 +55,7 @@ class Program {
     void push(Op op, const char* name) { ops_.push_back({std::move(op), nullptr, name}); }
     void push_host(HostOp op, const char* name) { ops_.push_back({nullptr, std::move(op), name}); }
     void prepare(HostOp op) { prepare_.push_back(std::move(op)); }  // done by the caller before the first op of a run
-    void cut() { segment_ends_.push_back(ops_.size()); }  // ends a segment
+    void cut() { segment_ends_.push_back(ops_.size()); }            // ends a segment
 
     // Runs segments [first, last) of the step described by the inputs; -1 means to the end.
     void run(int first, int last);

@@ -129,11 +129,36 @@ class SampleInputs {
                                         std::to_string(logits_rows) + " rows of logits.");
             if (lists_[static_cast<size_t>(r)].counts) refresh(r);
         }
-        return {logits, logits_stride, rows, vocab, source.data(), temperature.data(), top_k.data(), top_p.data(), min_p.data(),
-                repetition_penalty.data(), presence_penalty.data(), frequency_penalty.data(), seed.data(), sequence.data(),
-                position.data(), num_logprobs.data(), target.data(), masked.data(), reinterpret_cast<uint32_t*>(mask.data()),
-                mask_words, bias.data(), penalties.data(), token_ids.data(), logprobs.data(), ranks.data(), top_ids.data(),
-                top_logprobs.data(), max_logprobs, status.data(), scratch.data()};
+        return {logits,
+                logits_stride,
+                rows,
+                vocab,
+                source.data(),
+                temperature.data(),
+                top_k.data(),
+                top_p.data(),
+                min_p.data(),
+                repetition_penalty.data(),
+                presence_penalty.data(),
+                frequency_penalty.data(),
+                seed.data(),
+                sequence.data(),
+                position.data(),
+                num_logprobs.data(),
+                target.data(),
+                masked.data(),
+                reinterpret_cast<uint32_t*>(mask.data()),
+                mask_words,
+                bias.data(),
+                penalties.data(),
+                token_ids.data(),
+                logprobs.data(),
+                ranks.data(),
+                top_ids.data(),
+                top_logprobs.data(),
+                max_logprobs,
+                status.data(),
+                scratch.data()};
     }
 
     int64_t bytes() const { return scratch.bytes() + mask.bytes() + int64_t{max_rows} * (160 + 8 * max_logprobs); }

@@ -19,8 +19,8 @@ struct TokenPenalties {  // every token of prompt and output once, with how ofte
 
 enum class SampleStatus : int32_t {
     ok = 0,
-    bad_logits = 1,   // every logit of the row is NaN or -inf
-    all_banned = 2,   // masks, bans and biases leave no token
+    bad_logits = 1,  // every logit of the row is NaN or -inf
+    all_banned = 2,  // masks, bans and biases leave no token
 };
 
 // Every array has an entry per sampled row. Rows that name the same `source` sample from the same logits.
@@ -49,8 +49,8 @@ struct SampleArgs {
     const TokenPenalties* penalties;  // size 0: none
 
     int32_t* token_ids;
-    float* logprobs;  // of the raw logits, natural, at least -9999; 0 where none are asked for
-    int32_t* ranks;   // from 1, in the order of falling logits, then rising ids; 0 where none are asked for
+    float* logprobs;   // of the raw logits, natural, at least -9999; 0 where none are asked for
+    int32_t* ranks;    // from 1, in the order of falling logits, then rising ids; 0 where none are asked for
     int32_t* top_ids;  // [rows, top_stride], in the same order
     float* top_logprobs;
     int64_t top_stride;
@@ -66,8 +66,8 @@ constexpr int kSampleBuckets = 2048;
 
 constexpr int64_t sample_scratch(int64_t vocab) {
     int64_t padded = (vocab + kSamplePanel - 1) / kSamplePanel * kSamplePanel;
-    return 4 * padded * int64_t{sizeof(float)}                                 // logits, candidates: ids, values, weights
-           + padded / kSampleBlock * int64_t{sizeof(float)}                    // block maxima
+    return 4 * padded * int64_t{sizeof(float)}                                    // logits, candidates: ids, values, weights
+           + padded / kSampleBlock * int64_t{sizeof(float)}                       // block maxima
            + (padded / kSamplePanel + kSampleBuckets) * int64_t{sizeof(double)};  // panel sums, buckets
 }
 

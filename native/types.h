@@ -51,7 +51,7 @@ static inline f16 f32_to_f16(float value) {
     if (magnitude > 0x7f800000u) return static_cast<f16>(sign | 0x7e00u);
     if (magnitude >= 0x477ff000u) return static_cast<f16>(sign | 0x7c00u);  // 65520 and above
     if (magnitude < 0x38800000u) {                                          // below 2^-14: subnormal
-        float scaled = bits_to_f32(magnitude) + 0.5f;  // 0.5 has an ulp of 2^-24: the addition rounds for us
+        float scaled = bits_to_f32(magnitude) + 0.5f;                       // 0.5 has an ulp of 2^-24: the addition rounds for us
         return static_cast<f16>(sign | (f32_to_bits(scaled) - 0x3f000000u));
     }
     uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);

@@ -59,7 +59,8 @@ static inline void store_q8(std::byte* out, const vi* q) {
 }
 // 32 integers of 16 bits, a quad as (0, 2), (1, 3): the two units of DotU8.
 static inline void store_q8w(std::byte* out, const vi* q) {
-    const vi order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    const vi order =
+        _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
     for (int i = 0; i < 2; ++i) {
         vi words = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[2 * i], q[2 * i + 1]), 0xd8);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out) + i, _mm256_shuffle_epi8(words, order));

@@ -18,7 +18,6 @@ constexpr Act kActU8 = Act::q8;
 // sum += w * a
 static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
 
-
 // A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
 struct DotU8 {
     using Acc = vi;

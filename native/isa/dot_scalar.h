@@ -23,7 +23,6 @@ __attribute__((noinline)) static vi dot_u8s8(vi acc, vi w, int32_t a) {
 // sum += w * a
 static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
 
-
 // A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
 struct DotU8 {
     using Acc = vi;

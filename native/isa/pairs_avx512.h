@@ -1,4 +1,5 @@
-// Pairs of 16-bit floats, for attention and linear kernels: the first or the second of each of W pairs, as float32; with BF16, their dot product.
+// Pairs of 16-bit floats, for attention and linear kernels: the first or the second of each of W pairs, as float32; with BF16, their dot
+// product.
 #pragma once
 
 namespace octavo::ISA {

@@ -15,9 +15,7 @@ using vi = __m256i;
 static inline vf set1(float x) { return _mm256_set1_ps(x); }
 static inline vf zero() { return _mm256_setzero_ps(); }
 static inline vf load(const float* p) { return _mm256_loadu_ps(p); }
-static inline __m256i lane_mask(int n) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
+static inline __m256i lane_mask(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
 static inline vf load_n(const float* p, int n) { return _mm256_maskload_ps(p, lane_mask(n)); }
 static inline void store(float* p, vf a) { _mm256_storeu_ps(p, a); }
 static inline void store_n(float* p, vf a, int n) { _mm256_maskstore_ps(p, lane_mask(n), a); }
@@ -89,7 +87,8 @@ static inline void split_bf16(const bf16* p, vf& even, vf& odd) {
     odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 static inline void split_f16(const f16* p, vf& even, vf& odd) {
-    const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m256i order =
+        _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     __m256i sorted = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), order);
     sorted = _mm256_permute4x64_epi64(sorted, 0xd8);  // even halves together, odd halves together
     even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted));

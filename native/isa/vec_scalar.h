@@ -14,11 +14,11 @@ typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
 
-#define OCTAVO_LANES(type, expression)            \
-    {                                             \
-        type out;                                 \
+#define OCTAVO_LANES(type, expression)                     \
+    {                                                      \
+        type out;                                          \
         for (int i = 0; i < W; ++i) out[i] = (expression); \
-        return out;                               \
+        return out;                                        \
     }
 
 static inline vf set1(float x) { return x - vf{}; }
@@ -28,9 +28,12 @@ static inline vf load(const float* p) {
     std::memcpy(&out, p, sizeof out);
     return out;
 }
-static inline vf load_n(const float* p, int n) OCTAVO_LANES(vf, i < n ? p[i] : 0.0f)
-static inline void store(float* p, vf a) { std::memcpy(p, &a, sizeof a); }
-static inline void store_n(float* p, vf a, int n) { for (int i = 0; i < W && i < n; ++i) p[i] = a[i]; }
+static inline vf load_n(const float* p, int n) OCTAVO_LANES(vf, i < n ? p[i] : 0.0f) static inline void store(float* p, vf a) {
+    std::memcpy(p, &a, sizeof a);
+}
+static inline void store_n(float* p, vf a, int n) {
+    for (int i = 0; i < W && i < n; ++i) p[i] = a[i];
+}
 static inline vf add(vf a, vf b) { return a + b; }
 static inline vf sub(vf a, vf b) { return a - b; }
 static inline vf mul(vf a, vf b) { return a * b; }
@@ -70,7 +73,9 @@ static inline void store_bf16(bf16* p, vf a) {
     std::memcpy(p, &half, sizeof half);
 }
 __attribute__((noinline)) static vf load_f16(const f16* p) OCTAVO_LANES(vf, f16_to_f32(p[i]))
-__attribute__((noinline)) static void store_f16(f16* p, vf a) { for (int i = 0; i < W; ++i) p[i] = f32_to_f16(a[i]); }
+    __attribute__((noinline)) static void store_f16(f16* p, vf a) {
+    for (int i = 0; i < W; ++i) p[i] = f32_to_f16(a[i]);
+}
 
 // The order of the tree is part of the definition: halves are folded, widest first.
 static inline float reduce_add(vf a) {

@@ -1,5 +1,5 @@
-// Paged attention: who computes which partial, where it is kept and how it becomes an output row; and the store into the cache. The arithmetic and
-// the law that it keeps are in attention_rows.inl.
+// Paged attention: who computes which partial, where it is kept and how it becomes an output row; and the store into the cache. The
+// arithmetic and the law that it keeps are in attention_rows.inl.
 #include "attention_rows.inl"
 
 namespace octavo::ISA {
@@ -23,7 +23,8 @@ static inline void find_tiles(const AttentionArgs& a, const AttentionItem& item,
     }
 }
 
-// Rows from which on a range is widened to float32 once, before its use, rather than by each six rows again. The same bits: widening is exact.
+// Rows from which on a range is widened to float32 once, before its use, rather than by each six rows again. The same bits: widening is
+// exact.
 constexpr int kWidenRows = 13;
 
 static inline int64_t wide_floats(int dim) { return int64_t{kRange} * dim; }  // of the keys, or of the values, of a range
@@ -63,12 +64,23 @@ static void attend_range(const RowsArgs& args, float* wide) {
     for (; row + 6 <= rows; row += 6) attend_rows<T, 6>(args, row, row == 0);
     const bool ahead = row == 0;
     switch (rows - row) {
-        case 5: attend_rows<T, 3>(args, row, ahead), attend_rows<T, 2>(args, row + 3, false); break;
-        case 4: attend_rows<T, 4>(args, row, ahead); break;
-        case 3: attend_rows<T, 3>(args, row, ahead); break;
-        case 2: attend_rows<T, 2>(args, row, ahead); break;
-        case 1: attend_rows<T, 1>(args, row, ahead); break;
-        default: break;
+        case 5:
+            attend_rows<T, 3>(args, row, ahead), attend_rows<T, 2>(args, row + 3, false);
+            break;
+        case 4:
+            attend_rows<T, 4>(args, row, ahead);
+            break;
+        case 3:
+            attend_rows<T, 3>(args, row, ahead);
+            break;
+        case 2:
+            attend_rows<T, 2>(args, row, ahead);
+            break;
+        case 1:
+            attend_rows<T, 1>(args, row, ahead);
+            break;
+        default:
+            break;
     }
 }
 
@@ -126,9 +138,15 @@ static void attention(const AttentionArgs& a, int thread, int threads) {
             if (range + 1 < end) find_tiles(a, item, range + 1, tiles[(range + 1) & 1]);
             const RowsArgs args{&a, &item, &tiles[range & 1], range + 1 < end ? &tiles[(range + 1) & 1] : nullptr, dim, slot};
             switch (a.cache.type) {
-                case CacheType::f32: attend_range<TypeF32>(args, scratch.wide); break;
-                case CacheType::f16: attend_range<TypeF16>(args, scratch.wide); break;
-                case CacheType::bf16: attend_range<TypeBf16>(args, scratch.wide); break;
+                case CacheType::f32:
+                    attend_range<TypeF32>(args, scratch.wide);
+                    break;
+                case CacheType::f16:
+                    attend_range<TypeF16>(args, scratch.wide);
+                    break;
+                case CacheType::bf16:
+                    attend_range<TypeBf16>(args, scratch.wide);
+                    break;
             }
             if (resumed && range + 1 < end) {
                 base += slot_floats(item.rows, dim);
@@ -170,7 +188,8 @@ static void attention_merge(const AttentionArgs& a, int thread, int threads) {
     }
 }
 
-// Rounds one head of a row to the cache's type, then places it: for keys and values of 16 bits, two dimensions or two tokens lie side by side.
+// Rounds one head of a row to the cache's type, then places it: for keys and values of 16 bits, two dimensions or two tokens lie side by
+// side.
 template <class T>
 static void store_units(const StoreArgs& s, int64_t begin, int64_t end) {
     using element = typename T::element;
@@ -204,9 +223,12 @@ static void store_units(const StoreArgs& s, int64_t begin, int64_t end) {
 static void store(const StoreArgs& s, int thread, int threads) {
     const Range units = share(int64_t{s.rows} * s.cache.kv_heads, thread, threads);
     switch (s.cache.type) {
-        case CacheType::f32: return store_units<TypeF32>(s, units.begin, units.end);
-        case CacheType::f16: return store_units<TypeF16>(s, units.begin, units.end);
-        case CacheType::bf16: return store_units<TypeBf16>(s, units.begin, units.end);
+        case CacheType::f32:
+            return store_units<TypeF32>(s, units.begin, units.end);
+        case CacheType::f16:
+            return store_units<TypeF16>(s, units.begin, units.end);
+        case CacheType::bf16:
+            return store_units<TypeBf16>(s, units.begin, units.end);
     }
 }
 

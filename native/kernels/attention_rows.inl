@@ -1,12 +1,13 @@
 // Paged attention, one text for prefill and decode: rows (one query head of one token each) against tiles of 16 cached tokens.
 //
-// Law: a row's keys are cut at multiples of kRange. Each cut gives a fresh partial - m the largest score, l the sum of p = exp(score - m), o the
-// sum of p * value - and partials merge in ascending order; one that sees no key changes nothing. Every sum of a row runs in its own lane or
-// chain, over its keys or dimensions in order; what a tile holds beside them (masked tokens, padding) adds +0. So the bits of a row depend on
-// its own query and keys only: not on the rows beside it, the tile sizes below, the blocks, or who computes which partial.
+// Law: a row's keys are cut at multiples of kRange. Each cut gives a fresh partial - m the largest score, l the sum of p = exp(score - m),
+// o the sum of p * value - and partials merge in ascending order; one that sees no key changes nothing. Every sum of a row runs in its own
+// lane or chain, over its keys or dimensions in order; what a tile holds beside them (masked tokens, padding) adds +0. So the bits of a row
+// depend on its own query and keys only: not on the rows beside it, the tile sizes below, the blocks, or who computes which partial.
 //
-// Both products are one loop, dot(): scores = q . keys with lanes of tokens, o = p . values with lanes of dimensions. Where the ISA multiplies
-// pairs of bf16, q and p are rounded to bf16 (and l sums the rounded p); everywhere else they stay float32 against widened keys and values.
+// Both products are one loop, dot(): scores = q . keys with lanes of tokens, o = p . values with lanes of dimensions. Where the ISA
+// multiplies pairs of bf16, q and p are rounded to bf16 (and l sums the rounded p); everywhere else they stay float32 against widened keys
+// and values.
 #include "../plan.h"
 
 namespace octavo::ISA {
@@ -47,8 +48,9 @@ struct TypeBf16 {
 #endif
 };
 
-// Slabs that run together with 1 .. 6 rows: of 16 registers, 6 rows x 1 slab take 12 accumulators, 2 vectors of keys and a broadcast; of 32, 6 x 4
-// take 24, 4 and 1. Fewer rows take more slabs, so that 8 chains or more hide the latency of fma. Plain C++ gains nothing from either.
+// Slabs that run together with 1 .. 6 rows: of 16 registers, 6 rows x 1 slab take 12 accumulators, 2 vectors of keys and a broadcast; of
+// 32, 6 x 4 take 24, 4 and 1. Fewer rows take more slabs, so that 8 chains or more hide the latency of fma. Plain C++ gains nothing from
+// either.
 constexpr int slabs_of(int rows) { return kRegisters == 16 ? (rows >= 4 ? 1 : rows >= 2 ? 2 : 4) : kRegisters == 32 ? 4 : 1; }
 constexpr int kUnroll = kRegisters > 0 ? 8 : 1;
 
@@ -56,11 +58,13 @@ constexpr int kUnroll = kRegisters > 0 ? 8 : 1;
 template <class T>
 constexpr int kPairBytes = 2 * kKeyTile * static_cast<int>(sizeof(typename T::element));
 
-// sum[r][slab] += a[r] . b[slab] over 2 * pairs values: a is [R][kRange] (q, or p), b[slab] points at [pairs][stride][2] or float [2 * pairs][stride].
-// With `fetch`, as many lines as it reads of b[slab] come nearer from ahead[slab] on, one at a time: a burst would fill the miss buffers and stall.
+// sum[r][slab] += a[r] . b[slab] over 2 * pairs values: a is [R][kRange] (q, or p), b[slab] points at [pairs][stride][2] or float [2 *
+// pairs][stride]. With `fetch`, as many lines as it reads of b[slab] come nearer from ahead[slab] on, one at a time: a burst would fill the
+// miss buffers and stall.
 template <class T, int R, int N>
-static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors], const typename T::operand* a, const typename T::element* const (&b)[N],
-                                                      int64_t stride, int pairs, bool fetch, const std::byte* const (&ahead)[N]) {
+static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors], const typename T::operand* a,
+                                                      const typename T::element* const (&b)[N], int64_t stride, int pairs, bool fetch,
+                                                      const std::byte* const (&ahead)[N]) {
     for (int i = 0; i < pairs; ++i, a += 2) {
         const int64_t at = 2 * i * stride;
         if (fetch)

@@ -76,12 +76,14 @@ static void rope(const RopeArgs& a, int thread, int threads) {
 static inline vf activate(Activation kind, vf x) {
     const vf one = set1(1.0f), half = set1(0.5f);
     switch (kind) {
-        case Activation::silu: return div(x, add(one, exp(sub(zero(), x))));
+        case Activation::silu:
+            return div(x, add(one, exp(sub(zero(), x))));
         case Activation::gelu_tanh: {
             vf inner = mul(mul(set1(0.79788456f), x), fma(mul(set1(0.044715f), x), x, one));
             return mul(mul(half, x), add(one, tanh(inner)));
         }
-        case Activation::relu: return max(x, zero());
+        case Activation::relu:
+            return max(x, zero());
         case Activation::gelu: {  // erf has no short polynomial: lane by lane
             float lanes[W];
             store(lanes, x);

@@ -13,9 +13,7 @@ struct Constant {
 struct Range {
     int64_t begin, end;
 };
-static inline Range share(int64_t count, int thread, int threads) {
-    return {count * thread / threads, count * (thread + 1) / threads};
-}
+static inline Range share(int64_t count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
 
 }  // namespace octavo::ISA
 
@@ -30,8 +28,9 @@ namespace octavo::ISA {
 
 extern const KernelTable table;
 const KernelTable table = {
-    ISA_NAME, W, act_of, act_bytes, quantize, linear, embed, rms_norm, rope_angles, rope, activation, add_rows, select_rows, softcap,
-    pool, store, attention_scratch, attention, attention_merge, sample, panel_of, math,
+    ISA_NAME,          W,         act_of,          act_bytes, quantize,    linear,  embed, rms_norm,
+    rope_angles,       rope,      activation,      add_rows,  select_rows, softcap, pool,  store,
+    attention_scratch, attention, attention_merge, sample,    panel_of,    math,
 };
 
 }  // namespace octavo::ISA

@@ -6,11 +6,15 @@ namespace octavo::ISA {
 static Act act_of(Format format) {
     switch (format) {
         case Format::f32:
-        case Format::f16: return Act::f32;
-        case Format::bf16: return Act::bf16;
-        case Format::i8: return kActU8;
+        case Format::f16:
+            return Act::f32;
+        case Format::bf16:
+            return Act::bf16;
+        case Format::i8:
+            return kActU8;
         case Format::i4:
-        case Format::i4k: return Act::q8;
+        case Format::i4k:
+            return Act::q8;
     }
     return Act::f32;
 }
@@ -25,10 +29,14 @@ using Bf16Act = float;  // a broadcast is then a load, and not a load and a shif
 
 static int64_t act_bytes(Act act, int k) {
     switch (act) {
-        case Act::f32: return 4 * int64_t{k};
-        case Act::bf16: return (int64_t{k} + W - 1) / W * W * static_cast<int64_t>(sizeof(Bf16Act));
-        case Act::q8: return (int64_t{k} + 31) / 32 * static_cast<int64_t>(32 + sizeof(ActGroup));
-        case Act::q8w: return (int64_t{k} + 31) / 32 * static_cast<int64_t>(64 + sizeof(ActGroup));
+        case Act::f32:
+            return 4 * int64_t{k};
+        case Act::bf16:
+            return (int64_t{k} + W - 1) / W * W * static_cast<int64_t>(sizeof(Bf16Act));
+        case Act::q8:
+            return (int64_t{k} + 31) / 32 * static_cast<int64_t>(32 + sizeof(ActGroup));
+        case Act::q8w:
+            return (int64_t{k} + 31) / 32 * static_cast<int64_t>(64 + sizeof(ActGroup));
     }
     return 0;
 }
@@ -40,7 +48,8 @@ static inline void round_to_bf16(const float* x, int n, float* out) {
     store(out, load_bf16(rounded));
 }
 
-// Up to 32 values as int8, scale = max|x| / 127, halves to even. A value that is not finite makes the scale NaN, and so every output of the row.
+// Up to 32 values as int8, scale = max|x| / 127, halves to even. A value that is not finite makes the scale NaN, and so every output of the
+// row.
 static inline void quantize_group(Act act, const float* x, int n, std::byte* out) {
     constexpr int kVectors = 32 / W;
     vf values[kVectors], largest = zero(), not_finite = zero();
@@ -85,14 +94,17 @@ static void quantize(const QuantizeArgs& a, int thread, int threads) {
         const float* x = a.x + row * a.x_stride;
         std::byte* out = a.out + row * row_bytes;
         switch (a.act) {
-            case Act::f32: std::memcpy(out + 4 * begin, x + begin, 4 * static_cast<size_t>(end - begin)); break;
+            case Act::f32:
+                std::memcpy(out + 4 * begin, x + begin, 4 * static_cast<size_t>(end - begin));
+                break;
             case Act::bf16:
                 for (int i = begin; i < end; i += W) round_to_bf16(x + i, end - i, reinterpret_cast<Bf16Act*>(out) + i);
                 break;
             case Act::q8:
             case Act::q8w:
                 for (int i = begin; i < end; i += 32)
-                    quantize_group(a.act, x + i, end - i < 32 ? end - i : 32, out + i / 32 * ((a.act == Act::q8 ? 32 : 64) + sizeof(ActGroup)));
+                    quantize_group(a.act, x + i, end - i < 32 ? end - i : 32,
+                                   out + i / 32 * ((a.act == Act::q8 ? 32 : 64) + sizeof(ActGroup)));
                 break;
         }
     }
@@ -103,13 +115,17 @@ static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end) {
     const int64_t stride = act_bytes(act_of(w.format), w.k);
     const bool two_levels = w.super_group != 0;
     switch (w.format) {
-        case Format::f32: return run_panels<FloatTile<F32Weights>>(a, begin, end, stride);
-        case Format::f16: return run_panels<FloatTile<F16Weights>>(a, begin, end, stride);
-        case Format::bf16: return run_panels<FloatTile<Bf16Weights>>(a, begin, end, stride);
+        case Format::f32:
+            return run_panels<FloatTile<F32Weights>>(a, begin, end, stride);
+        case Format::f16:
+            return run_panels<FloatTile<F16Weights>>(a, begin, end, stride);
+        case Format::bf16:
+            return run_panels<FloatTile<Bf16Weights>>(a, begin, end, stride);
         case Format::i4:
             if (w.has_minimum) return run_panels<IntTile<Format::i4, 32, true, false>>(a, begin, end, stride);
             return run_panels<IntTile<Format::i4, 32, false, false>>(a, begin, end, stride);
-        case Format::i4k: return run_panels<IntTile<Format::i4k, 32, true, true>>(a, begin, end, stride);
+        case Format::i4k:
+            return run_panels<IntTile<Format::i4k, 32, true, true>>(a, begin, end, stride);
         case Format::i8:
             if (w.group == 16) return run_panels<IntTile<Format::i8, 16, false, true>>(a, begin, end, stride);
             if (two_levels) return run_panels<IntTile<Format::i8, 32, true, true>>(a, begin, end, stride);

@@ -1,7 +1,7 @@
 // The tiles of linear layers: R rows times V vectors of columns, all of K or a block of it.
 //
-// Every output element has one float32 sum, to which K adds in ascending order (a step, or a group of integers, at a time). A tile reads that
-// sum from `sums` and puts it back, exactly, so that neither the height of a tile nor a cut of K shows in the bits.
+// Every output element has one float32 sum, to which K adds in ascending order (a step, or a group of integers, at a time). A tile reads
+// that sum from `sums` and puts it back, exactly, so that neither the height of a tile nor a cut of K shows in the bits.
 #include <type_traits>
 
 #include "../layout.h"
@@ -24,17 +24,15 @@ struct Tile {
 template <int R, int V>
 static inline void load_sums(const Tile& t, int vector, vf (&sum)[R][V]) {
     OCTAVO_UNROLL
-    for (int r = 0; r < R; ++r)
-        OCTAVO_UNROLL
-        for (int v = 0; v < V; ++v) sum[r][v] = t.first ? zero() : load(t.sums + r * kPanel + (vector + v) * W);
+    for (int r = 0; r < R; ++r) OCTAVO_UNROLL
+    for (int v = 0; v < V; ++v) sum[r][v] = t.first ? zero() : load(t.sums + r * kPanel + (vector + v) * W);
 }
 
 template <int R, int V>
 static inline void store_sums(const Tile& t, int vector, const vf (&sum)[R][V]) {
     OCTAVO_UNROLL
-    for (int r = 0; r < R; ++r)
-        OCTAVO_UNROLL
-        for (int v = 0; v < V; ++v) store(t.sums + r * kPanel + (vector + v) * W, sum[r][v]);
+    for (int r = 0; r < R; ++r) OCTAVO_UNROLL
+    for (int v = 0; v < V; ++v) store(t.sums + r * kPanel + (vector + v) * W, sum[r][v]);
 }
 
 static inline int32_t load_32(const std::byte* p) {
@@ -112,8 +110,8 @@ struct FloatTile {
     }
 };
 
-// Integer weights: sum += scale * (act_scale * dot - zero * act_sum), or sum += scale * (act_scale * dot) and then sum += minimum * act_sum,
-// where dot is the exact product of a group, act_sum is act_scale times the sum of its activations.
+// Integer weights: sum += scale * (act_scale * dot - zero * act_sum), or sum += scale * (act_scale * dot) and then sum += minimum *
+// act_sum, where dot is the exact product of a group, act_sum is act_scale times the sum of its activations.
 template <Format F, int kGroup, bool kMinimum, bool kTwoLevels>
 struct IntTile {
     using Dot = std::conditional_t<F == Format::i8, DotU8, DotU4>;
@@ -217,11 +215,16 @@ __attribute__((noinline)) static void tile_of(const Tile& t) {
 template <class T>
 static inline void run_tile(int rows, const Tile& t) {
     switch (rows) {
-        case 1: return tile_of<T, 1>(t);
-        case 2: return tile_of<T, 2>(t);
-        case 3: return tile_of<T, 3>(t);
-        case 4: return tile_of<T, 4>(t);
-        default: break;
+        case 1:
+            return tile_of<T, 1>(t);
+        case 2:
+            return tile_of<T, 2>(t);
+        case 3:
+            return tile_of<T, 3>(t);
+        case 4:
+            return tile_of<T, 4>(t);
+        default:
+            break;
     }
     if constexpr (T::kRows > 4) {
         if (rows == 5) return tile_of<T, 5>(t);
@@ -264,7 +267,8 @@ static void run_panels(const LinearArgs& a, int64_t begin, int64_t end, int64_t 
                 for (int tile = 0; tile < tiles; ++tile) {
                     const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
                     const std::byte* x = a.x + (row + first) * a_stride + step * T::kActStep;
-                    run_tile<T>(last - first, {w + step * T::kStepBytes, x, a_stride, count, sums + first * kPanel, step == 0, weight.zero});
+                    run_tile<T>(last - first,
+                                {w + step * T::kStepBytes, x, a_stride, count, sums + first * kPanel, step == 0, weight.zero});
                 }
             }
             write_panel(a, static_cast<int>(panel) * kPanel, row, rows, sums);

@@ -42,7 +42,8 @@ static void math(MathFunction function, const float* x, int64_t size, float* out
     for (int c = 0; c < kChains; ++c) sum[c] = zero();
     if (function == MathFunction::sum) {
         for (int64_t i = 0; i + kChains * W <= size; i += kChains * W) {
-            for (int ahead = 0; ahead < kChains * W; ahead += 16) __builtin_prefetch(x + i + ahead + 1024);  // faster than the hardware's alone
+            for (int ahead = 0; ahead < kChains * W; ahead += 16)
+                __builtin_prefetch(x + i + ahead + 1024);  // faster than the hardware's alone
             for (int c = 0; c < kChains; ++c) sum[c] = add(sum[c], load(x + i + c * W));
         }
     } else if (function == MathFunction::multiply_add) {

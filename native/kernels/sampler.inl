@@ -1,8 +1,8 @@
 // From a row of logits to a token. A row is one thread's work from end to end, so that nothing depends on the threads.
 //
 // The order is vLLM's: mask, biases, penalties; arg-max, or temperature, min_p, top_k, top_p, and a draw from what is kept. A logit that is
-// NaN counts as -inf, and +inf as the largest float. Equal logits are ordered by id, the lowest first. All three filters keep a head of that
-// order, so that none sorts the vocabulary: maxima of blocks of 64 say where the candidates can be, and a radix select finds the cut.
+// NaN counts as -inf, and +inf as the largest float. Equal logits are ordered by id, the lowest first. All three filters keep a head of
+// that order, so that none sorts the vocabulary: maxima of blocks of 64 say where the candidates can be, and a radix select finds the cut.
 #include <cmath>
 
 namespace octavo::ISA::sampler {
@@ -116,8 +116,7 @@ static double sum_weights(const Row& row, float inverse, double* panels) {
 
 // out = exp((x - maximum) * inverse) for n values; `out` may be written up to a whole vector.
 static void weigh(const float* x, int n, float maximum, float inverse, float* out) {
-    for (int i = 0; i < n; i += W)
-        store(out + i, exp(mul(sub(clean(load_padded(x + i, n - i)), set1(maximum)), set1(inverse))));
+    for (int i = 0; i < n; i += W) store(out + i, exp(mul(sub(clean(load_padded(x + i, n - i)), set1(maximum)), set1(inverse))));
 }
 
 // The first index at which the running sum of weights passes `point`; where rounding lets none do so, the last with any weight.

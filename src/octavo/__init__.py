@@ -1,4 +1,6 @@
-"""octavo: an LLM inference and serving engine. Public names are imported when they are first used, so that `import octavo` is instant."""
+"""octavo: an LLM inference and serving engine. Public names are imported when they are first used, so that `import
+octavo` is instant.
+"""
 
 from __future__ import annotations
 

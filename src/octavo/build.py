@@ -1,4 +1,6 @@
-"""The composition root: from an EngineConfig to a model that is ready to take requests. The only module that sees every part."""
+"""The composition root: from an EngineConfig to a model that is ready to take requests. The only module that sees
+every part.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ from octavo.weights.tensor import Tensor, dequantize
 logger = logging.getLogger("octavo")
 
 GIB = 1 << 30
-# Half of what is free is the default pool: the machine is rarely ours alone, and pages are touched only as they are used.
+# Half of what is free is the default pool: the machine is rarely ours alone, and pages are touched only as they are
+# used.
 DEFAULT_POOL_SHARE = 0.5
 GENERATION_KEYS = {
     "temperature": "temperature",
@@ -335,7 +338,7 @@ def make_detokenizer(tokenizer: Tokenizer, request: Request) -> Detokenizer:
     params = request.params
     return Detokenizer(
         tokenizer,
-        stop=params.stop,
+        stop=params.stop_strings,
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
         min_tokens=params.min_tokens,

@@ -295,9 +295,7 @@ class World:
         assert batch.num_rows <= config.max_output_rows
         assert len(self.scheduler.running) <= config.max_num_seqs
         assert all(scheduled.num_tokens > 0 for scheduled in batch.ranges)
-        rows = sum(
-            len(range(*r.prompt_logprob_rows)) + len(r.sample_indices) + r.num_drafts for r in batch.ranges
-        )
+        rows = sum(len(range(*r.prompt_logprob_rows)) + len(r.sample_indices) + r.num_drafts for r in batch.ranges)
         assert rows == batch.num_rows
         dst = {(copy.group, copy.dst) for copy in batch.copies}
         assert not any((group, block) in dst for group, blocks in enumerate(batch.opened) for block in blocks)

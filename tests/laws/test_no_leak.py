@@ -1,4 +1,6 @@
-"""Law L2 on the real engine: a walk of adds, aborts, forks and finishes with every table checked, and memory that stays flat."""
+"""Law L2 on the real engine: a walk of adds, aborts, forks and finishes with every table checked, and memory that
+stays flat.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,13 @@ def ways(requests: list[Asked], path: Path, common: dict[str, Any]) -> dict[str,
     run("budget of 16", requests, max_num_batched_tokens=16, threads=2)
     hits = run("warm cache", requests, warm=True, threads=1).num_prefix_hits
     blocks = -(-(max(len(ids) + params.max_tokens for _, ids, params in requests)) // 16) + 2
-    preempted = run("tiny pool", requests, kv_cache_memory=tiny_pool(path, common, blocks), max_model_len=16 * (blocks - 1), threads=2)
+    preempted = run(
+        "tiny pool",
+        requests,
+        kv_cache_memory=tiny_pool(path, common, blocks),
+        max_model_len=16 * (blocks - 1),
+        threads=2,
+    )
     assert hits > 0, "the warm cache gave no hits"
     assert preempted.num_preemptions > 0, "the tiny pool did not preempt"
     assert results["budget of 16"][1].chunks > 0, "no prompt was cut into chunks"
@@ -136,6 +142,8 @@ ARCHITECTURES = {"Qwen3ForCausalLM": replace(HF_ARCHITECTURES["Qwen3ForCausalLM"
 def test_the_check_fails_when_the_order_of_k_depends_on_the_rows(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, "qwen3", 4096)
     (tmp_path / "by_rows.py").write_text(ROW_DEPENDENT)
-    results = ways(mixed_requests(16, 200, 16), path, {"dtype": "float32", "architecture": str(tmp_path / "by_rows.py")})
+    results = ways(
+        mixed_requests(16, 200, 16), path, {"dtype": "float32", "architecture": str(tmp_path / "by_rows.py")}
+    )
     with pytest.raises(AssertionError, match="differ"):
         compare(results)

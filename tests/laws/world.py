@@ -1,4 +1,6 @@
-"""What the tests of the laws share: tiny models in every packed format, a load of mixed requests, and a runner that is listened to."""
+"""What the tests of the laws share: tiny models in every packed format, a load of mixed requests, and a runner that
+is listened to.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def write_gguf(path: Path, matrix_type: str, seed: int = 5) -> Path:
 
 
 def quantise(values: np.ndarray, kind: str, block: int, size: int, state: np.random.RandomState) -> np.ndarray:
-    """Blocks of `kind`: true ones where the gguf package can make them, else random bits with scales of a fitting size."""
+    """Blocks of `kind`: true ones where the gguf package can make them, else random bits with scales of a fitting
+    size.
+    """
     try:
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
     except NotImplementedError:
@@ -93,7 +97,9 @@ def quantise(values: np.ndarray, kind: str, block: int, size: int, state: np.ran
 class Heard:
     """The logits' bits of every sampled position, and counters that show what happened."""
 
-    logits: dict[tuple[str, int], str] = field(default_factory=dict)  # (request, position) of n = 1; (request/index, position)
+    logits: dict[tuple[str, int], str] = field(
+        default_factory=dict
+    )  # (request, position) of n = 1; (request/index, position)
     prefill_steps: int = 0
     mixed_steps: int = 0
     chunks: int = 0
@@ -168,7 +174,7 @@ def mixed_requests(count: int, longest: int, new_tokens: int, vocab: int = 256, 
                 max_tokens=new_tokens,
                 ignore_eos=True,
             )
-        requests.append((f"r{i}", ids[: longest], params))
+        requests.append((f"r{i}", ids[:longest], params))
     return requests
 
 

@@ -78,7 +78,9 @@ class Scheduler:
                 "max_tokens",
             )
         if request.params.n > self.config.max_output_rows:
-            raise RequestError(f"n is {request.params.n}; a step samples at most {self.config.max_output_rows} rows.", "n")
+            raise RequestError(
+                f"n is {request.params.n}; a step samples at most {self.config.max_output_rows} rows.", "n"
+            )
         sequence = Sequence(request, 0, self._arrivals, len(self.tables.groups))
         self._arrivals += 1
         self.requests[request.request_id] = [sequence]

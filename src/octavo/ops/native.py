@@ -77,7 +77,7 @@ class NativeOps:
         self._size: int | None = None
         self._capacity = {"T": inputs.max_tokens, "S": inputs.max_seqs, "R": inputs.max_rows}
         for group in range(num_groups):
-            self._add("update_cache", [], [], lambda p, i, o, group=group: p.update_cache(group, self._caches[group]))
+            self._add("update_cache", [], [], self._update_cache(group))
         self.cut()
 
     # --- the vocabulary ---------------------------------------------------------------------------------------------
@@ -94,7 +94,9 @@ class NativeOps:
 
         def emit(p: Any, i: list[int], o: list[int]) -> Any:
             # Behind the inputs of its outputs stands the one that an accumulating linear adds to.
-            return p.linear(x.rows, i[: len(o)], attributes["weights"], attributes["biases"], o, attributes["accumulate"])
+            return p.linear(
+                x.rows, i[: len(o)], attributes["weights"], attributes["biases"], o, attributes["accumulate"]
+            )
 
         self._nodes.append(Node("linear", [x], [out], emit, attributes))
         return out
@@ -147,7 +149,16 @@ class NativeOps:
             [q, k, v, scratch],
             [out, scratch],
             lambda p, i, o: p.attention(
-                group, self._caches[group], index, *i[:3], spec.num_heads, spec.window, spec.scale, spec.softcap, i[3], o[0]
+                group,
+                self._caches[group],
+                index,
+                *i[:3],
+                spec.num_heads,
+                spec.window,
+                spec.scale,
+                spec.softcap,
+                i[3],
+                o[0],
             ),
         )
 
@@ -236,12 +247,13 @@ class NativeOps:
         """Lets buffers live to the end of the step, so that their rows can be read when it is over."""
         self._nodes.append(Node("keep", list(buffers), [], lambda p, i, o: None))
 
+    def _update_cache(self, group: int) -> Emit:
+        return lambda p, i, o: p.update_cache(group, self._caches[group])
+
     def _floats(self, rows: Rows, width: int) -> Buffer:
         return Buffer(rows, width, 4 * width)
 
-    def _add(
-        self, name: str, inputs: list[Buffer], outputs: list[Buffer], emit: Emit, **attributes: Any
-    ) -> Buffer:
+    def _add(self, name: str, inputs: list[Buffer], outputs: list[Buffer], emit: Emit, **attributes: Any) -> Buffer:
         self._nodes.append(Node(name, inputs, outputs, emit, attributes))
         return outputs[0] if outputs else Buffer("T", 0, 0)
 

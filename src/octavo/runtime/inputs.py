@@ -1,4 +1,4 @@
-"""Writes a batch into the flat arrays that a Program reads. They are kept from step to step and patched, not rebuilt."""
+"""Writes a batch into the flat arrays that a Program reads: they are kept from step to step and patched, not rebuilt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class InputWriter:
         self._query_start, self._seq_lens, self._output_rows = step.query_start, step.seq_lens, step.output_rows
         self._groups = [(group, group.slot_mapping, group.block_table) for group in step.groups]
         self._arange = np.arange(step.max_tokens, dtype=np.int32)
-        # What each row of each group's block table holds: the sequence, its life (a preemption starts another) and how much of its table.
+        # What each row of each group's block table holds: the sequence, its life (a preemption starts another) and
+        # how much of its table.
         self._rows: list[list[tuple[Sequence | None, int, int]]] = [[(None, 0, 0)] * step.max_seqs for _ in step.groups]
 
     def write(self, batch: Batch, sampled: dict[tuple[str, int], int]) -> None:

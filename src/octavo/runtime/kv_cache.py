@@ -70,9 +70,7 @@ def plan_cache(
             raise ConfigError(too_small(budget, size(cost(max_model_len)), max_model_len, longest))
         max_model_len = longest
     one = cost(max_model_len)
-    # One more sequence's chunk of room in window groups costs little, and lets a neighbour start while one is at its peak.
-    per_seq = size(one)
-    sequences = min(float(max_num_seqs), budget / per_seq)
+    sequences = min(float(max_num_seqs), budget / size(one))
     blocks = [max(count, int(count * sequences)) for count in one]
     return CachePlan(tuple(blocks), max_model_len, size(blocks), block_size)
 

@@ -29,8 +29,8 @@ class NativeRunner:
         self._logits = logits
         self._inputs = inputs
         self._sampler = sampler
-        # What the last step sampled, by request id and sequence index: a step that is scheduled before its predecessor is committed
-        # takes its newest tokens from here.
+        # What the last step sampled, by request id and sequence index: a step that is scheduled before its
+        # predecessor is committed takes its newest tokens from here.
         self._sampled: dict[tuple[str, int], int] = {}
 
     def launch(self, batch: Batch) -> Finished:

@@ -20,7 +20,8 @@ PROGRESS_BYTES = 1 << 30
 def float_format(dtype: str, tensors: Mapping[str, Tensor]) -> str:
     """The packed type of floating point matrices for `--dtype`.
 
-    auto keeps the type that most of them are stored in, except that float32 becomes bfloat16, as peers do; a file without any gets bfloat16.
+    auto keeps the type that most of them are stored in, except that float32 becomes bfloat16, as peers do; a file
+    without any gets bfloat16.
     """
     names = {"half": "f16", "float16": "f16", "bfloat16": "bf16", "float": "f32", "float32": "f32"}
     if dtype != "auto":
