@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -118,7 +119,6 @@ def build(config: EngineConfig) -> LoadedModel:
     tensors = load_weights(checkpoint, model.weight_names, model.weight_shapes)
     if model.spare_head is not None:
         check_head(checkpoint, True, model.weight_names["embed"], model.spare_head)
-    tokenizer = open_tokenizer(checkpoint, config)
     try:
         isa = _native.select_isa(config.isa or "")
     except ValueError as error:
@@ -137,7 +137,13 @@ def build(config: EngineConfig) -> LoadedModel:
     available = available_memory()
     check_weights_fit(tensors, available)
     floats = float_format(config.dtype, tensors)
-    weights = pack_weights(tensors, floats, isa, pool)
+    with ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(open_tokenizer, checkpoint, config)
+        if checkpoint.kind == "folder":
+            reading.result()  # quick, and what is wrong with it is said before any weight is read
+        # A GGUF file's tokenizer has to be built, which takes about as long as packing the weights of a small model.
+        weights = pack_weights(tensors, floats, isa, pool)
+        tokenizer = reading.result()
 
     groups = model.config.cache_groups
     places = {layer: (group, index) for group, (_, layers) in enumerate(groups) for index, layer in enumerate(layers)}

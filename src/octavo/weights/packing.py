@@ -37,16 +37,22 @@ def pack_weights(tensors: Mapping[str, Tensor], floats: str, isa: Any, pool: Any
     floats: the packed type of floating point matrices. Quantised matrices keep their bits; see _native.default_format.
     """
     total = sum(tensor.data.nbytes for tensor in tensors.values())
+    # Even a disabled bar imports multiprocessing, a fifth of a second: for small models there is none.
+    bar = (
+        tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, file=sys.stderr)
+        if total >= PROGRESS_BYTES
+        else None
+    )
     packed: dict[str, Any] = {}
-    with tqdm(
-        total=total, desc="Loading weights", unit="B", unit_scale=True, file=sys.stderr, disable=total < PROGRESS_BYTES
-    ) as bar:
-        for name, tensor in tensors.items():
-            if len(tensor.shape) == 1:
-                packed[name] = np.ascontiguousarray(dequantize(tensor))
-            else:
-                target = floats if tensor.format in FLOAT_FORMATS else _native.default_format(tensor.format)
-                n, k = tensor.shape
-                packed[name] = _native.pack(isa, pool, target, tensor.format, tensor.data.reshape(-1), n, k)
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 1:
+            packed[name] = np.ascontiguousarray(dequantize(tensor))
+        else:
+            target = floats if tensor.format in FLOAT_FORMATS else _native.default_format(tensor.format)
+            n, k = tensor.shape
+            packed[name] = _native.pack(isa, pool, target, tensor.format, tensor.data.reshape(-1), n, k)
+        if bar is not None:
             bar.update(tensor.data.nbytes)
+    if bar is not None:
+        bar.close()
     return packed
