@@ -42,15 +42,16 @@ void bind_program(nb::module_& m) {
                          auto& g = nb::cast<Group&>(self);
                          return view2(g.block_table, g.max_blocks, self);
                      })
-        .def_prop_ro("opened", [](nb::handle_t<Group> self) { return view(nb::cast<Group&>(self).opened, self); })
+        .def(
+            "set_opened", [](Group& group, const std::vector<int32_t>& blocks) { group.opened = blocks; }, nb::arg("blocks"),
+            "Blocks that the step clears first.")
         .def_prop_ro("copy_source", [](nb::handle_t<Group> self) { return view(nb::cast<Group&>(self).copy_source, self); })
         .def_prop_ro("copy_target", [](nb::handle_t<Group> self) { return view(nb::cast<Group&>(self).copy_target, self); })
-        .def_rw("num_opened", &Group::num_opened)
         .def_rw("num_copies", &Group::num_copies);
 
     nb::class_<StepInputs>(m, "StepInputs")
-        .def(nb::init<int, int, int, const std::vector<int64_t>&, int>(), nb::arg("max_tokens"), nb::arg("max_seqs"), nb::arg("max_rows"),
-             nb::arg("max_blocks"), nb::arg("max_opened"))
+        .def(nb::init<int, int, int, const std::vector<int64_t>&>(), nb::arg("max_tokens"), nb::arg("max_seqs"), nb::arg("max_rows"),
+             nb::arg("max_blocks"))
         .def_ro("max_tokens", &StepInputs::max_tokens)
         .def_ro("max_seqs", &StepInputs::max_seqs)
         .def_ro("max_rows", &StepInputs::max_rows)
@@ -101,7 +102,7 @@ void bind_program(nb::module_& m) {
                 p.push(
                     [&p, group, cache](int thread, int threads) {
                         auto& g = p.inputs->groups[static_cast<size_t>(group)];
-                        cache->clear(g.opened.data(), g.num_opened, thread, threads);
+                        cache->clear(g.opened.data(), static_cast<int>(g.opened.size()), thread, threads);
                     },
                     "clear_blocks");
             },

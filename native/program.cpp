@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-StepInputs::StepInputs(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks, int max_opened)
+StepInputs::StepInputs(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks)
     : max_tokens(max_tokens), max_seqs(max_seqs), max_rows(max_rows) {
     token_ids.resize(static_cast<size_t>(max_tokens));
     positions.resize(static_cast<size_t>(max_tokens));
@@ -17,7 +17,6 @@ StepInputs::StepInputs(int max_tokens, int max_seqs, int max_rows, const std::ve
         group.max_blocks = blocks;
         group.slot_mapping.resize(static_cast<size_t>(max_tokens));
         group.block_table.assign(static_cast<size_t>(max_seqs * blocks), -1);
-        group.opened.resize(static_cast<size_t>(max_opened));
         group.copy_source.resize(static_cast<size_t>(max_seqs));
         group.copy_target.resize(static_cast<size_t>(max_seqs));
         groups.push_back(std::move(group));

@@ -26,13 +26,13 @@ struct StepInputs {
     struct Group {                          // one cache group
         std::vector<int64_t> slot_mapping;  // [max_tokens]
         std::vector<int32_t> block_table;   // [max_seqs, max_blocks]
-        std::vector<int32_t> opened;        // [max_opened] blocks to clear
+        std::vector<int32_t> opened;        // blocks to clear: as many as the step admits, up to the whole pool
         std::vector<int32_t> copy_source, copy_target;
         int64_t max_blocks;
-        int num_opened = 0, num_copies = 0;
+        int num_copies = 0;
     };
 
-    StepInputs(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks, int max_opened);
+    StepInputs(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks);
 
     int max_tokens, max_seqs, max_rows;
     int tokens = 0, seqs = 0, rows = 0;

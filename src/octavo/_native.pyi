@@ -214,14 +214,12 @@ def sample(isa: KernelTable, pool: ThreadPool, logits: _Float32, inputs: SampleI
 # --- bind_program.cpp ---
 
 class GroupInputs:
-    num_opened: int
     num_copies: int
     @property
     def slot_mapping(self) -> _Int64: ...
     @property
     def block_table(self) -> _Int32: ...
-    @property
-    def opened(self) -> _Int32: ...
+    def set_opened(self, blocks: Sequence[int]) -> None: ...
     @property
     def copy_source(self) -> _Int32: ...
     @property
@@ -232,7 +230,7 @@ class StepInputs:
     seqs: int
     rows: int
     def __init__(
-        self, max_tokens: int, max_seqs: int, max_rows: int, max_blocks: Sequence[int], max_opened: int
+        self, max_tokens: int, max_seqs: int, max_rows: int, max_blocks: Sequence[int]
     ) -> None: ...
     @property
     def max_tokens(self) -> int: ...

@@ -132,7 +132,6 @@ def build(config: EngineConfig) -> LoadedModel:
         config.max_num_seqs,
         max_rows,
         [-(-max_model_len // config.block_size)] * len(model.config.cache_groups),
-        config.max_num_batched_tokens // config.block_size + 2 * config.max_num_seqs,
     )
     available = available_memory()
     check_weights_fit(tensors, available)

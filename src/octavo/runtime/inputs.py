@@ -53,9 +53,7 @@ class InputWriter:
             self._seq_lens[row - 1] = end
         self._output_rows[: len(output_rows)] = output_rows
         for number, (group, _, _) in enumerate(self._groups):
-            opened = batch.opened[number]
-            group.opened[: len(opened)] = opened
-            group.num_opened = len(opened)
+            group.set_opened(batch.opened[number])
             group.num_copies = 0
         for copy in batch.copies:
             group = self._groups[copy.group][0]
