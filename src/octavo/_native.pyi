@@ -229,9 +229,7 @@ class StepInputs:
     tokens: int
     seqs: int
     rows: int
-    def __init__(
-        self, max_tokens: int, max_seqs: int, max_rows: int, max_blocks: Sequence[int]
-    ) -> None: ...
+    def __init__(self, max_tokens: int, max_seqs: int, max_rows: int, max_blocks: Sequence[int]) -> None: ...
     @property
     def max_tokens(self) -> int: ...
     @property

@@ -69,8 +69,12 @@ class AsyncLLM:
         A DELTA output holds the sequences that have something new; its cumulative_logprob is that of all so far.
         Leaving the iteration early aborts the request. Raises RequestError, EngineFullError.
         """
-        text, token_ids = await asyncio.to_thread(tokenize_prompt, self.tokenizer, prompt)
-        request = self.admit(request_id, token_ids, sampling_params, prompt=text, priority=priority)
+
+        def admitted() -> Request:
+            text, token_ids = tokenize_prompt(self.tokenizer, prompt)
+            return self.admit(request_id, token_ids, sampling_params, prompt=text, priority=priority)
+
+        request = await asyncio.to_thread(admitted)
         kind = sampling_params.output_kind
         whole = RequestOutput.empty(request)
         async with aclosing(self.engine.generate(request)) as stream:

@@ -115,6 +115,7 @@ def build(config: EngineConfig) -> LoadedModel:
     started = time.monotonic()
     source = resolve(config.model, config.revision, config.download_dir)
     checkpoint = open_checkpoint(source.path)
+    check_format(checkpoint, config)
     model = describe(checkpoint, config)
     tensors = load_weights(checkpoint, model.weight_names, model.weight_shapes)
     if model.spare_head is not None:
@@ -150,7 +151,7 @@ def build(config: EngineConfig) -> LoadedModel:
         isa, inputs, [places[i] for i in range(model.config.num_layers)], len(groups), max_model_len, threads
     )
     logits = model.decoder(model.config, weights, ops)
-    sampling = _native.SampleInputs(max_rows, model.config.vocab_size, max_logprobs(config, model), threads)
+    sampling = _native.SampleInputs(max_rows, model.config.vocab_size, config.max_logprobs, threads)
     ops.sample(logits, sampling)
 
     kv_type = floats  # keys and values are kept in the type that the model computes in
@@ -206,6 +207,15 @@ def build(config: EngineConfig) -> LoadedModel:
         max_logprobs=sampling.max_logprobs,
         cache_bytes=plan.bytes,
     )
+
+
+def check_format(checkpoint: Checkpoint, config: EngineConfig) -> None:
+    """Whether the files are what load_format and quantization say they are."""
+    found = "gguf" if checkpoint.kind == "gguf" else "safetensors"
+    if config.load_format not in ("auto", found):
+        raise ConfigError(f"load_format = {config.load_format}, but {checkpoint.path} holds {found}; leave it out.")
+    if config.quantization not in (None, found):
+        raise ConfigError(f"quantization = {config.quantization}, but {checkpoint.path} holds {found}; leave it out.")
 
 
 def describe(checkpoint: Checkpoint, config: EngineConfig) -> Model:
@@ -265,11 +275,6 @@ def context_limit(model: Model, config: EngineConfig) -> int:
             f"use {own} or less."
         )
     return asked
-
-
-def max_logprobs(config: EngineConfig, model: Model) -> int:
-    """Alternatives that the sampler's outputs have room for; -1 is the whole vocabulary."""
-    return model.config.vocab_size if config.max_logprobs < 0 else config.max_logprobs
 
 
 def default_threads() -> int:
@@ -355,7 +360,8 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
     """Each word's tokens, at the start of a text and within one (after a space): both spellings are banned."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
-        for spelling in (word.strip(), " " + word.strip()):
+        # Of white space alone nothing would be left.
+        for spelling in (word.strip(), " " + word.strip()) if word.strip() else (word,):
             ids = tuple(tokenizer.encode(spelling, add_special_tokens=False))
             if ids:
                 found[ids] = None
@@ -366,7 +372,7 @@ def sampling_defaults(checkpoint: Checkpoint, config: EngineConfig) -> dict[str,
     """SamplingParams keywords that the model's publisher recommends, unless the user asked for vLLM's own defaults."""
     if config.generation_config != "auto":
         return {}
-    given = getattr(checkpoint, "generation_config", {})
+    given = checkpoint.generation_config
     return {ours: given[theirs] for theirs, ours in GENERATION_KEYS.items() if given.get(theirs) is not None}
 
 

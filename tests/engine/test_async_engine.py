@@ -121,6 +121,26 @@ def test_a_reader_that_leaves_ends_its_request_only(leave: str) -> None:
     asyncio.run(main())
 
 
+def test_an_id_can_be_used_again_as_soon_as_its_reader_has_left() -> None:
+    async def main() -> None:
+        with served() as (engine, runner):
+            for turn in range(20):
+                stream = engine.generate(request("again", PROMPT, max_tokens=900))
+                async for _ in stream:
+                    break
+                runner.gate.clear()
+                await until(lambda: engine._step_started is not None)
+                await stream.aclose()
+                asked = request("again", PROMPT[turn % 5 :], max_tokens=9, seed=turn)
+                reading = asyncio.create_task(whole(engine, asked))
+                await asyncio.sleep(0)
+                runner.gate.set()
+                assert (await reading).outputs[0].token_ids == Oracle([0]).run(asked, 0)[0]
+            await until(lambda: idle(engine))
+
+    asyncio.run(main())
+
+
 def test_a_waiting_request_can_leave_without_touching_the_running_one() -> None:
     async def main() -> None:
         with served(max_num_seqs=1) as (engine, _):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from octavo.build import bad_word_ids
 from octavo.errors import ConfigError, EngineDeadError, ModelError, RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -238,6 +239,37 @@ def test_made_anew_five_times_nothing_is_kept(folder: Path, how: str) -> None:
     assert len(answers) == 1
     assert resident[4] <= resident[1] * 1.1
     assert threads[4] <= threads[1]
+
+
+def test_closing_frees_at_once(folder: Path) -> None:
+    """Without waiting for the collector of cycles."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    gc.collect()
+    gc.disable()
+    try:
+        llm = LLM(folder, threads=1, kv_cache_memory="64MiB", max_model_len=2048)
+        run(llm, [[i] * 2000 for i in range(24)], SamplingParams(temperature=0, max_tokens=1))
+        before = resident()
+        llm.close()
+        assert resident() < before - (32 << 20)
+    finally:
+        gc.enable()
+
+
+def test_bad_words_of_white_space_ban_it(llm: LLM) -> None:
+    newline, space = (llm.get_tokenizer().encode(text, add_special_tokens=False) for text in ("\n", " "))
+    assert newline != space
+    found = bad_word_ids(llm.get_tokenizer(), ["\n"])
+    assert found == (tuple(newline),)
+
+
+def test_a_format_that_the_model_is_not_in_is_refused(folder: Path) -> None:
+    for option in ({"load_format": "gguf"}, {"quantization": "gguf"}):
+        with pytest.raises(ConfigError, match=f"{next(iter(option))} = gguf, but .* holds safetensors"):
+            LLM(folder, **option)
 
 
 def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -35,6 +35,12 @@ def locked(make_module_world: Any) -> World:
     return world
 
 
+def test_health_needs_no_key_behind_a_prefix_either(make_world: Any) -> None:
+    world: World = make_world(api_key=(KEY,), root_path="/prefix")
+    codes = [world.anonymous.get(path).status_code for path in ("/health", "/prefix/health", "/v1/models")]
+    assert codes == [200, 401, 401]
+
+
 @pytest.mark.parametrize(
     "header",
     [

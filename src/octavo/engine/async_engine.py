@@ -93,7 +93,11 @@ class AsyncEngine:
         self._error: OctavoError | None = None
         # Weak, so that a stream that its reader drops ends its request; each is taken out at its end, in its loop.
         self._streams: dict[str, weakref.ref[OutputStream]] = {}
-        self._inbox: queue.SimpleQueue[Request | str | None] = queue.SimpleQueue()  # a request, an id to abort, the end
+        # A request and its stream, an id to abort, or the end.
+        self._inbox: queue.SimpleQueue[tuple[Request, weakref.ref[OutputStream]] | str | None] = queue.SimpleQueue()
+        # Of the requests that the engine has taken: what still comes of one whose reader has left must not go to the
+        # stream of a later request with its id.
+        self._taken: weakref.WeakValueDictionary[str, OutputStream] = weakref.WeakValueDictionary()
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
 
@@ -112,9 +116,9 @@ class AsyncEngine:
             raise EngineFullError(f"The queue is full: {len(self._streams)} requests run or wait. Try again later.")
         stream = OutputStream(self, request, asyncio.get_running_loop())
         self._streams[request.request_id] = weakref.ref(stream)
-        self._inbox.put(request)
+        self._inbox.put((request, weakref.ref(stream)))
         if self._error is not None:  # died since: its thread may have missed this stream
-            stream._fail(EngineDeadError(str(self._error)))
+            self._end_stream(stream, EngineDeadError(str(self._error)))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -168,8 +172,8 @@ class AsyncEngine:
             logger.critical("The engine has died.", exc_info=True)
             self._error = EngineDeadError(f"The engine has died of {type(error).__name__}; the log says more.")
         finally:
-            for request_id in list(self._streams):
-                self._fail(request_id, EngineDeadError(str(self._error)))
+            for reference in list(self._streams.values()):
+                self._fail(reference(), EngineDeadError(str(self._error)))
             self._engine.close()
 
     def _take(self) -> bool:
@@ -186,19 +190,23 @@ class AsyncEngine:
             if isinstance(message, str):
                 self._send(self._engine.abort(message))
                 continue
+            request, reference = message
+            if (stream := reference()) is not None:
+                self._taken[request.request_id] = stream
             try:
-                self._engine.add(message)
+                self._engine.add(request)
             except Exception as error:
                 if not isinstance(error, OctavoError):
-                    logger.exception("Request %s could not be started.", message.request_id)
+                    logger.exception("Request %s could not be started.", request.request_id)
                     error = OctavoError("The request could not be started; the log says more.")
-                self._fail(message.request_id, error)
+                self._fail(stream, error)
+            del stream  # held here, it would outlive its reader
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
         """Hands the outputs of a step to the loops that wait for them, each in one call."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, SequenceOutput]]] = defaultdict(list)
         for output in outputs:
-            if (stream := self._stream(output.request_id)) is not None:
+            if (stream := self._taken.get(output.request_id)) is not None:
                 by_loop[stream.loop].append((stream, output))
         for loop, pairs in by_loop.items():
             try:
@@ -207,12 +215,8 @@ class AsyncEngine:
                 for stream, _ in pairs:
                     self._forget(stream.request.request_id)
 
-    def _stream(self, request_id: str) -> OutputStream | None:
-        reference = self._streams.get(request_id)
-        return reference() if reference is not None else None
-
-    def _fail(self, request_id: str, error: OctavoError) -> None:
-        if (stream := self._stream(request_id)) is not None:
+    def _fail(self, stream: OutputStream | None, error: OctavoError) -> None:
+        if stream is not None:
             with contextlib.suppress(RuntimeError):
                 stream.loop.call_soon_threadsafe(self._end_stream, stream, error)
 
@@ -220,10 +224,12 @@ class AsyncEngine:
 
     def _deliver(self, pairs: list[tuple[OutputStream, SequenceOutput]]) -> None:
         for stream, output in pairs:
-            stream._put(output)
-            if stream._num_open == 0:
-                self._streams.pop(stream.request.request_id, None)
+            if stream._num_open:  # else its reader has left, and its id may be another's by now
+                stream._put(output)
+                if stream._num_open == 0:
+                    self._streams.pop(stream.request.request_id, None)
 
     def _end_stream(self, stream: OutputStream, error: OctavoError) -> None:
-        stream._fail(error)
-        self._streams.pop(stream.request.request_id, None)
+        if stream._num_open:
+            stream._fail(error)
+            self._streams.pop(stream.request.request_id, None)

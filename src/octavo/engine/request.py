@@ -116,10 +116,6 @@ class Sequence:
             known -= 1
         return known - self.num_prompt_tokens
 
-    @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens : self.num_prompt_tokens + self.num_output_tokens]
-
     def reset(self) -> None:
         """Back to nothing computed; keeps what is committed. The scheduler has taken the blocks."""
         while self.token_ids[-1] < 0:

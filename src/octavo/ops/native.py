@@ -241,6 +241,8 @@ class NativeOps:
         for node in self._nodes:
             node.emit(program, [b.offset for b in node.inputs], [b.offset for b in node.outputs])
         program.cut()
+        # What the nodes emit refers to this object: the cycle would keep weights and caches past the Program.
+        self._nodes, self._caches = [], ()
         return program
 
     def keep(self, *buffers: Buffer) -> None:

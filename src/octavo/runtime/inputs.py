@@ -1,4 +1,4 @@
-"""Writes a batch into the flat arrays that a Program reads; they are kept from step to step and patched, not rebuilt."""
+"""Writes a batch into the flat arrays that a Program reads; they are kept from step to step and patched."""
 
 from __future__ import annotations
 

@@ -77,11 +77,13 @@ class BatchSampler:
                         or holds[3] != bad
                         or holds[4] is not tokens
                     ):
+                        held[row] = NOTHING  # until the whole row is written
                         self._put(row, request, index, bans, bad)
                         if tokens is not None:
                             self._inputs.set_penalties(row, tokens, sequence.draft_token_ids[:draft])
                         # Rows of drafts have counts of their own: they are always written anew.
-                        held[row] = NOTHING if drafts else (request, index, bans, bad, tokens)
+                        if not drafts:
+                            held[row] = (request, index, bans, bad, tokens)
                     sources.append(logits)
                     positions.append(position)
                 logits += 1

@@ -22,7 +22,7 @@ class Authentication:
         self.digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and scope["path"] not in OPEN_PATHS and not self._admits(scope):
+        if scope["type"] != "lifespan" and _route(scope) not in OPEN_PATHS and not self._admits(scope):
             error = ApiError(401, 'A key is needed: send the header "Authorization: Bearer KEY".')
             error.headers["www-authenticate"] = "Bearer"
             await error_response(error)(scope, receive, send)
@@ -36,3 +36,9 @@ class Authentication:
         digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self.digests]
         return scheme == b"Bearer" and any(matches)
+
+
+def _route(scope: Scope) -> str:
+    """The path as the routes know it: without the prefix that a proxy adds (--root-path)."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))

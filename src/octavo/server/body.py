@@ -48,7 +48,7 @@ class BodyReader:
     async def _bytes(self, request: Request) -> bytes:
         too_large = ApiError(413, f"The body is larger than the limit of {self.max_body_size} bytes (--max-body-size).")
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared[:20]) > self.max_body_size:
+        if declared.isdecimal() and int(declared[:20]) > self.max_body_size:
             raise too_large
         raw = bytearray()
         try:

@@ -37,8 +37,9 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"host = {host!r} is not an address of this machine: {error.strerror}.") from None
+    except (socket.gaierror, UnicodeError) as error:  # the latter where a label is empty or too long
+        why = getattr(error, "strerror", None) or "it is no host name"
+        raise ConfigError(f"host = {host!r} is not an address of this machine: {why}.") from None
     for reuse in (0, 1):
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)

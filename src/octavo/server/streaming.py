@@ -84,13 +84,17 @@ class EventStream(Response):
         """Whether the client took all of it."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for data in self.events:
-            # `send` returns at once while the socket takes data, and waits while the client does not read.
-            try:
-                async with asyncio.timeout(self.stall_timeout):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except TimeoutError:
+            if not await self._write(send, data, True):
                 return False
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return await self._write(send, b"", False)
+
+    async def _write(self, send: Send, data: bytes, more: bool) -> bool:
+        # `send` returns at once while the socket takes data, and waits while the client does not read.
+        try:
+            async with asyncio.timeout(self.stall_timeout):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            return False
         return True
 
 

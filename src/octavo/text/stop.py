@@ -1,6 +1,7 @@
 """Stop strings found in a stream of text, character by character and in linear time."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -52,12 +53,16 @@ class StopMatcher:
         return found
 
 
-def _failure_table(stop: str) -> list[int]:
-    """For each length n: the longest proper prefix of `stop` that is a suffix of its first n characters."""
+@lru_cache(256)
+def _failure_table(stop: str) -> tuple[int, ...]:
+    """For each length n: the longest proper prefix of `stop` that is a suffix of its first n characters.
+
+    Kept, since all sequences of a request have the same stop strings.
+    """
     table = [0, 0]
     for char in stop[1:]:
         n = table[-1]
         while n and stop[n] != char:
             n = table[n]
         table.append(n + 1 if stop[n] == char else 0)
-    return table
+    return tuple(table)

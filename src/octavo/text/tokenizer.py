@@ -4,13 +4,14 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from octavo.errors import ModelError, RequestError
-from octavo.text.chat_template import ChatTemplate, control_spans
+from octavo.text.chat_template import ChatTemplate, Spans, control_spans
 from octavo.text.messages import check_text
 
 logger = logging.getLogger(__name__)
@@ -143,9 +144,13 @@ class Tokenizer:
             tools=tools,
             variables=variables,
             special_tokens=self.special_tokens,
-            spans=control_spans(self.control_texts),
+            spans=self._control_spans,
         )
         return self.encode_chat(text, hidden)
+
+    @cached_property
+    def _control_spans(self) -> Spans:
+        return control_spans(self.control_texts)
 
     def _template(self, source: str | None, with_tools: bool) -> ChatTemplate:
         if source is None and with_tools:
