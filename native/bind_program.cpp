@@ -136,7 +136,7 @@ void bind_program(nb::module_& m) {
                 std::vector<LinearArgs> list;
                 for (size_t i = 0; i < weights.size(); ++i) {
                     const float* bias = nullptr;
-                    if (!biases[i].is_none()) bias = nb::cast<Array1<const float>>(biases[i]).data();
+                    if (!biases[i].is_none()) bias = nb::cast<Array1<const float>>(biases[i], false).data();
                     list.push_back(
                         {&weights[i]->packed, p.at<std::byte>(xs[i]), 0, bias, p.at<float>(outs[i]), weights[i]->packed.n, accumulate[i]});
                 }
@@ -167,7 +167,8 @@ void bind_program(nb::module_& m) {
                     },
                     "rms_norm");
             },
-            nb::keep_alive<1, 4>())
+            nb::keep_alive<1, 4>(), nb::arg("rows"), nb::arg("x"), nb::arg("weight").noconvert(), nb::arg("epsilon"), nb::arg("offset"),
+            nb::arg("groups"), nb::arg("out"))
         .def(
             "rope_angles",
             [](Program& p, Array1<const double> inv_freq, double scale, int64_t out) {
@@ -181,7 +182,7 @@ void bind_program(nb::module_& m) {
                     },
                     "rope_angles");
             },
-            nb::keep_alive<1, 2>())
+            nb::keep_alive<1, 2>(), nb::arg("inv_freq").noconvert(), nb::arg("scale"), nb::arg("out"))
         .def("rope",
              [](Program& p, int64_t angles, int64_t x, int heads, int head_dim, int half, bool interleaved) {
                  RopeArgs a{p.at<float>(angles), p.at<float>(x), int64_t{heads} * head_dim, 0, heads, head_dim, half, interleaved};

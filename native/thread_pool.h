@@ -30,6 +30,7 @@ class ThreadPool {
     using Entry = void (*)(void*, int, int);
     void enter(Entry entry, void* context);
     void work(int thread);
+    void stop();
 
     // Each word that threads spin on has a cache line of its own.
     alignas(64) std::atomic<uint32_t> epoch_{0};

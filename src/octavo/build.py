@@ -125,7 +125,10 @@ def build(config: EngineConfig) -> LoadedModel:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     threads = config.threads or default_threads()
-    pool = _native.ThreadPool(threads)
+    try:
+        pool = _native.ThreadPool(threads)
+    except RuntimeError as error:
+        raise ConfigError(f"{threads} threads cannot be had: {error}. Use fewer with --threads.") from None
     max_model_len = context_limit(model, config)
     max_rows = max(config.max_num_seqs, MAX_N)
     inputs = _native.StepInputs(
@@ -373,7 +376,15 @@ def sampling_defaults(checkpoint: Checkpoint, config: EngineConfig) -> dict[str,
     if config.generation_config != "auto":
         return {}
     given = checkpoint.generation_config
-    return {ours: given[theirs] for theirs, ours in GENERATION_KEYS.items() if given.get(theirs) is not None}
+    defaults = {ours: given[theirs] for theirs, ours in GENERATION_KEYS.items() if given.get(theirs) is not None}
+    try:
+        SamplingParams(**defaults)
+    except RequestError as error:
+        raise ModelError(
+            f"{checkpoint.path}: generation_config.json asks for what is not possible: {error} "
+            "Mend it, or use --generation-config vllm."
+        ) from None
+    return defaults
 
 
 def report(
