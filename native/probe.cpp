@@ -33,10 +33,11 @@ uint64_t probe_read(const std::byte* data, int64_t bytes) {
 
 #if defined(__x86_64__)
 #define OCTAVO_FMA(i) "vfmadd231ps %12, %12, %" #i "\n"
-#define OCTAVO_FMAS                                                                                                               \
-    OCTAVO_FMA(0)                                                                                                                 \
-    OCTAVO_FMA(1) OCTAVO_FMA(2) OCTAVO_FMA(3) OCTAVO_FMA(4) OCTAVO_FMA(5) OCTAVO_FMA(6) OCTAVO_FMA(7) OCTAVO_FMA(8) OCTAVO_FMA(9) \
-        OCTAVO_FMA(10) OCTAVO_FMA(11)
+// clang-format off
+#define OCTAVO_FMAS                                                                      \
+    OCTAVO_FMA(0) OCTAVO_FMA(1) OCTAVO_FMA(2) OCTAVO_FMA(3) OCTAVO_FMA(4) OCTAVO_FMA(5)  \
+    OCTAVO_FMA(6) OCTAVO_FMA(7) OCTAVO_FMA(8) OCTAVO_FMA(9) OCTAVO_FMA(10) OCTAVO_FMA(11)
+// clang-format on
 OCTAVO_PROBE(fma_16, "avx512f", 16, "v", OCTAVO_FMAS)
 OCTAVO_PROBE(fma_8, "avx2,fma", 8, "x", OCTAVO_FMAS)
 #endif
