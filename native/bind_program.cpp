@@ -18,6 +18,19 @@ auto view2(std::vector<T>& data, int64_t columns, nb::handle owner) {
     return nb::ndarray<nb::numpy, T, nb::ndim<2>>(data.data(), {width ? data.size() / width : 0, width}, owner);
 }
 
+// Adds one kernel: its arguments are final but for the row count, which each step sets. `keep` is what they point into.
+template <class Args>
+void record(Program& p, const char* name, const Args& final, int Args::* count, Rows rows,
+            void (*KernelTable::*kernel)(const Args&, int, int), std::shared_ptr<void> keep = nullptr) {
+    p.push(
+        [&p, final, count, rows, kernel, keep](int thread, int threads) {
+            Args args = final;
+            args.*count = p.inputs->count(rows);
+            (p.table->*kernel)(args, thread, threads);
+        },
+        name);
+}
+
 Rows rows_of(char kind) {
     switch (kind) {
         case 'T':
@@ -110,24 +123,12 @@ void bind_program(nb::module_& m) {
         .def("embed",
              [](Program& p, std::shared_ptr<PackedWeightOwner> weight, float scale, int64_t out) {
                  EmbedArgs a{&weight->packed, p.inputs->token_ids.data(), 0, scale, p.at<float>(out), weight->packed.k};
-                 p.push(
-                     [&p, a, weight](int thread, int threads) mutable {
-                         EmbedArgs args = a;
-                         args.rows = p.inputs->tokens;
-                         p.table->embed(args, thread, threads);
-                     },
-                     "embed");
+                 record(p, "embed", a, &EmbedArgs::rows, Rows::tokens, &KernelTable::embed, weight);
              })
         .def("quantize",
              [](Program& p, char rows, int act, int64_t x, int k, int64_t out) {
                  QuantizeArgs a{static_cast<Act>(act), p.at<float>(x), k, 0, k, p.at<std::byte>(out)};
-                 p.push(
-                     [&p, a, kind = rows_of(rows)](int thread, int threads) {
-                         QuantizeArgs args = a;
-                         args.rows = p.inputs->count(kind);
-                         p.table->quantize(args, thread, threads);
-                     },
-                     "quantize");
+                 record(p, "quantize", a, &QuantizeArgs::rows, rows_of(rows), &KernelTable::quantize);
              })
         .def(
             "linear",
@@ -159,13 +160,7 @@ void bind_program(nb::module_& m) {
                 int size = static_cast<int>(weight.shape(0));
                 NormArgs a{p.at<float>(x), int64_t{groups} * size, weight.data(),         epsilon, offset, 0, groups,
                            size,           p.at<float>(out),       int64_t{groups} * size};
-                p.push(
-                    [&p, a, kind = rows_of(rows)](int thread, int threads) {
-                        NormArgs args = a;
-                        args.rows = p.inputs->count(kind);
-                        p.table->rms_norm(args, thread, threads);
-                    },
-                    "rms_norm");
+                record(p, "rms_norm", a, &NormArgs::rows, rows_of(rows), &KernelTable::rms_norm);
             },
             nb::keep_alive<1, 4>(), nb::arg("rows"), nb::arg("x"), nb::arg("weight").noconvert(), nb::arg("epsilon"), nb::arg("offset"),
             nb::arg("groups"), nb::arg("out"))
@@ -174,25 +169,13 @@ void bind_program(nb::module_& m) {
             [](Program& p, Array1<const double> inv_freq, double scale, int64_t out) {
                 RopeAnglesArgs a{p.inputs->positions.data(),          inv_freq.data(), scale, 0,
                                  static_cast<int>(inv_freq.shape(0)), p.at<float>(out)};
-                p.push(
-                    [&p, a](int thread, int threads) {
-                        RopeAnglesArgs args = a;
-                        args.rows = p.inputs->tokens;
-                        p.table->rope_angles(args, thread, threads);
-                    },
-                    "rope_angles");
+                record(p, "rope_angles", a, &RopeAnglesArgs::rows, Rows::tokens, &KernelTable::rope_angles);
             },
             nb::keep_alive<1, 2>(), nb::arg("inv_freq").noconvert(), nb::arg("scale"), nb::arg("out"))
         .def("rope",
              [](Program& p, int64_t angles, int64_t x, int heads, int head_dim, int half, bool interleaved) {
                  RopeArgs a{p.at<float>(angles), p.at<float>(x), int64_t{heads} * head_dim, 0, heads, head_dim, half, interleaved};
-                 p.push(
-                     [&p, a](int thread, int threads) {
-                         RopeArgs args = a;
-                         args.rows = p.inputs->tokens;
-                         p.table->rope(args, thread, threads);
-                     },
-                     "rope");
+                 record(p, "rope", a, &RopeArgs::rows, Rows::tokens, &KernelTable::rope);
              })
         .def("activation",
              [](Program& p, char rows, int kind, int64_t gate, int64_t up, int size, int64_t out) {
@@ -205,57 +188,27 @@ void bind_program(nb::module_& m) {
                                   size,
                                   p.at<float>(out),
                                   size};
-                 p.push(
-                     [&p, a, kind_of_rows = rows_of(rows)](int thread, int threads) {
-                         ActivationArgs args = a;
-                         args.rows = p.inputs->count(kind_of_rows);
-                         p.table->activation(args, thread, threads);
-                     },
-                     "activation");
+                 record(p, "activation", a, &ActivationArgs::rows, rows_of(rows), &KernelTable::activation);
              })
         .def("add",
              [](Program& p, char rows, int64_t x, int64_t y, float factor, int size, int64_t out) {
                  AddArgs a{p.at<float>(x), y < 0 ? nullptr : p.at<float>(y), factor, size, 0, size, p.at<float>(out)};
-                 p.push(
-                     [&p, a, kind = rows_of(rows)](int thread, int threads) {
-                         AddArgs args = a;
-                         args.rows = p.inputs->count(kind);
-                         p.table->add(args, thread, threads);
-                     },
-                     "add");
+                 record(p, "add", a, &AddArgs::rows, rows_of(rows), &KernelTable::add);
              })
         .def("select_rows",
              [](Program& p, int64_t x, int size, int64_t out) {
                  SelectArgs a{p.at<float>(x), size, p.inputs->output_rows.data(), 0, size, p.at<float>(out)};
-                 p.push(
-                     [&p, a](int thread, int threads) {
-                         SelectArgs args = a;
-                         args.rows = p.inputs->rows;
-                         p.table->select(args, thread, threads);
-                     },
-                     "select_rows");
+                 record(p, "select_rows", a, &SelectArgs::rows, Rows::outputs, &KernelTable::select);
              })
         .def("softcap",
              [](Program& p, char rows, int64_t x, int size, float cap, float scale) {
                  SoftcapArgs a{p.at<float>(x), size, 0, size, cap, scale};
-                 p.push(
-                     [&p, a, kind = rows_of(rows)](int thread, int threads) {
-                         SoftcapArgs args = a;
-                         args.rows = p.inputs->count(kind);
-                         p.table->softcap(args, thread, threads);
-                     },
-                     "softcap");
+                 record(p, "softcap", a, &SoftcapArgs::rows, rows_of(rows), &KernelTable::softcap);
              })
         .def("pool",
              [](Program& p, int64_t x, int size, bool mean, int64_t out) {
                  PoolArgs a{p.at<float>(x), size, p.inputs->query_start.data(), 0, size, mean, p.at<float>(out)};
-                 p.push(
-                     [&p, a](int thread, int threads) {
-                         PoolArgs args = a;
-                         args.seqs = p.inputs->seqs;
-                         p.table->pool(args, thread, threads);
-                     },
-                     "pool");
+                 record(p, "pool", a, &PoolArgs::seqs, Rows::seqs, &KernelTable::pool);
              })
         .def("attention",
              [](Program& p, int group, std::shared_ptr<KVCache> cache, int layer, int64_t q, int64_t k, int64_t v, int heads, int window,
@@ -279,27 +232,9 @@ void bind_program(nb::module_& m) {
                                  softcap,
                                  stored,
                                  p.at<std::byte>(scratch)};
-                 p.push(
-                     [&p, s, cache](int thread, int threads) {
-                         StoreArgs args = s;
-                         args.rows = p.inputs->tokens;
-                         p.table->store(args, thread, threads);
-                     },
-                     "store");
-                 p.push(
-                     [&p, a](int thread, int threads) {
-                         AttentionArgs args = a;
-                         args.seqs = p.inputs->seqs;
-                         p.table->attention(args, thread, threads);
-                     },
-                     "attention");
-                 p.push(
-                     [&p, a](int thread, int threads) {
-                         AttentionArgs args = a;
-                         args.seqs = p.inputs->seqs;
-                         p.table->attention_merge(args, thread, threads);
-                     },
-                     "attention_merge");
+                 record(p, "store", s, &StoreArgs::rows, Rows::tokens, &KernelTable::store, cache);
+                 record(p, "attention", a, &AttentionArgs::seqs, Rows::seqs, &KernelTable::attention);
+                 record(p, "attention_merge", a, &AttentionArgs::seqs, Rows::seqs, &KernelTable::attention_merge);
              })
         .def("sample",
              [](Program& p, int64_t logits, int columns, std::shared_ptr<SampleInputs> sampling) {
