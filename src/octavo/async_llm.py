@@ -36,30 +36,20 @@ class AsyncLLM:
     def _start(self, config: EngineConfig) -> None:
         model = self._model = build(config)
         self.engine = AsyncEngine(model.engine)
+        self.admit = model.admit
         self.tokenizer: Tokenizer = model.tokenizer
         self.model_names: Sequence[str] = model.model_names
         self.model_root = model.model_root
         self.created = model.created
         self.fingerprint = model.fingerprint
         self.max_model_len = model.max_model_len
-        self.max_token_bytes = model.max_token_bytes
         self.takes_priority = config.scheduling_policy == "priority"
         self.sampling_defaults: Mapping[str, Any] = model.sampling_defaults
 
-    def admit(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        prompt: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> Request:
-        """The admission gate of this model. Raises RequestError."""
-        return self._model.admit(
-            request_id, prompt_token_ids, params, prompt=prompt, priority=priority, cache_salt=cache_salt
-        )
+    @property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token; a walk over the vocabulary at the first look, which only a server takes."""
+        return self._model.max_token_bytes
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams, request_id: str, priority: int = 0
