@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -35,17 +34,6 @@ def load_weights(
     if wrong:
         raise ModelError(f"{checkpoint.path} has {listed(wrong)}, which its config asks for.")
     return weights
-
-
-def check_no_unknown(checkpoint: Checkpoint, used: Iterable[str], ignorable: Iterable[str] = ()) -> None:
-    """Raises ModelError if there are tensors that are neither used nor match one of the patterns (as in fnmatch) in
-    `ignorable`.
-    """
-    patterns = tuple(ignorable)
-    rest = sorted(set(checkpoint.names()) - set(used))
-    unknown = [name for name in rest if not any(fnmatchcase(name, pattern) for pattern in patterns)]
-    if unknown:
-        raise ModelError(f"{checkpoint.path} has {listed(unknown)}, which this architecture does not know.")
 
 
 def check_head(checkpoint: Checkpoint, tied: bool, embed: str, head: str) -> None:
