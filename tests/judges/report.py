@@ -18,8 +18,8 @@ DOCUMENT = ROOT / "docs" / "judges.md"
 HEADER = """# Judges
 
 Checks that are too long, or need too much, to run on every change. `scripts/judge NAME` runs one and replaces its part
-of this page; a judge may use a fixed amount of time, and needs an interpreter with torch and transformers for the other
-side (`--oracle PYTHON`).
+of this page. `parity` and `tiny` need an interpreter with torch and transformers for the other side: `--oracle PYTHON`.
+`avx512` needs an emulator where the processor lacks the instructions: [emulation.md](emulation.md).
 """
 
 
