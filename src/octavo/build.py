@@ -25,10 +25,11 @@ from octavo.model.architectures import Model, load_architecture_file, resolve_mo
 from octavo.model.description import Description
 from octavo.ops.native import NativeOps
 from octavo.runtime.inputs import InputWriter
-from octavo.runtime.kv_cache import CachePlan, GroupSpec, plan_cache
+from octavo.runtime.kv_cache import CachePlan
 from octavo.runtime.memory import available_memory
 from octavo.runtime.runner import NativeRunner
 from octavo.runtime.sampler import BatchSampler
+from octavo.runtime.sizing import GIB, check_weights_fit, context_limit, default_threads, plan_pool, weight_bytes
 from octavo.sampling_params import MAX_N, SamplingParams
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.detokenizer import Detokenizer
@@ -42,10 +43,6 @@ from octavo.weights.tensor import Tensor, dequantize
 
 logger = logging.getLogger("octavo")
 
-GIB = 1 << 30
-# Half of what is free is the default pool: the machine is rarely ours alone, and pages are touched only as they are
-# used.
-DEFAULT_POOL_SHARE = 0.5
 GENERATION_KEYS = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -138,7 +135,7 @@ def build(config: EngineConfig) -> LoadedModel:
         [-(-max_model_len // config.block_size)] * len(model.config.cache_groups),
     )
     available = available_memory()
-    check_weights_fit(tensors, available)
+    check_weights_fit(sum(tensor.data.nbytes for tensor in tensors.values()), available)
     floats = float_format(config.dtype, tensors)
     with ThreadPoolExecutor(1) as beside:
         reading = beside.submit(open_tokenizer, checkpoint, config)
@@ -265,86 +262,6 @@ def tokenizer_of(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:
     if checkpoint.kind == "gguf":
         return tokenizer_from_gguf(checkpoint.config)
     return tokenizer_from_folder(checkpoint.path)
-
-
-def context_limit(model: Model, config: EngineConfig) -> int:
-    """max_model_len as asked, or the model's own; never beyond what the model was made for."""
-    asked, own = config.max_model_len, model.config.max_position
-    if asked is None or asked < 0:
-        return own
-    if asked > own:
-        raise ConfigError(
-            f"max_model_len = {asked} is more than the {own} positions that {model.config.architecture} was made for; "
-            f"use {own} or less."
-        )
-    return asked
-
-
-def default_threads() -> int:
-    """Cores that this process may use: its affinity mask, and no more than the cgroup's quota of processor time."""
-    allowed = len(os.sched_getaffinity(0))
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-        return allowed if quota == "max" else max(1, min(allowed, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        return allowed
-
-
-def check_weights_fit(tensors: Mapping[str, Tensor], available: int) -> None:
-    needed = sum(tensor.data.nbytes for tensor in tensors.values())
-    if needed > available:
-        raise ConfigError(
-            f"The weights take {needed / GIB:.1f} GiB and {available / GIB:.1f} GiB of memory are available; "
-            "use a smaller or a quantised version of the model."
-        )
-
-
-def weight_bytes(weights: Mapping[str, Any]) -> int:
-    return sum(weight.bytes if hasattr(weight, "bytes") else weight.nbytes for weight in weights.values())
-
-
-def plan_pool(
-    config: EngineConfig,
-    model: Model,
-    kv_type: str,
-    available: int,
-    weights: int,
-    workspace: int,
-    max_model_len: int,
-) -> CachePlan:
-    """The KV cache's blocks: what was asked for, or half of what weights and workspace leave."""
-    usable = int(available * config.memory_utilization) - weights - workspace
-    budget = config.kv_cache_memory
-    if budget is None:
-        budget = min(usable, int((available - weights - workspace) * DEFAULT_POOL_SHARE))
-    if budget > usable or budget <= 0:
-        raise ConfigError(
-            f"Weights ({weights / GIB:.2f} GiB), workspace ({workspace / GIB:.2f} GiB) and KV cache "
-            f"({max(budget, 0) / GIB:.2f} GiB) do not fit in {config.memory_utilization:.0%} of the "
-            f"{available / GIB:.2f} GiB available; lower --kv-cache-memory or --max-num-batched-tokens, "
-            "or raise --memory-utilization."
-        )
-    facts = model.config
-    specs = [
-        GroupSpec(
-            window,
-            len(layers),
-            _native.KVCache.bytes_per_block(
-                len(layers), config.block_size, facts.num_kv_heads, facts.head_dim, kv_type
-            ),
-        )
-        for window, layers in facts.cache_groups
-    ]
-    return plan_cache(
-        specs,
-        budget,
-        max_model_len,
-        config.max_num_seqs,
-        config.block_size,
-        config.max_num_batched_tokens,
-        fit=config.max_model_len is not None and config.max_model_len < 0,
-    )
 
 
 def make_detokenizer(tokenizer: Tokenizer, request: Request) -> Detokenizer:

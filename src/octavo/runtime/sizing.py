@@ -1,0 +1,97 @@
+"""Sizes that depend on the model and the machine: the context, the threads, and what the KV cache may take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from octavo import _native
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.model.architectures import Model
+from octavo.runtime.kv_cache import CachePlan, GroupSpec, plan_cache
+
+GIB = 1 << 30
+# Half of what is free is the default pool: the machine is rarely ours alone, and pages are touched only as they are
+# used.
+DEFAULT_POOL_SHARE = 0.5
+
+
+def context_limit(model: Model, config: EngineConfig) -> int:
+    """max_model_len as asked, or the model's own; never beyond what the model was made for."""
+    asked, own = config.max_model_len, model.config.max_position
+    if asked is None or asked < 0:
+        return own
+    if asked > own:
+        raise ConfigError(
+            f"max_model_len = {asked} is more than the {own} positions that {model.config.architecture} was made for; "
+            f"use {own} or less."
+        )
+    return asked
+
+
+def default_threads() -> int:
+    """Cores that this process may use: its affinity mask, and no more than the cgroup's quota of processor time."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        return allowed if quota == "max" else max(1, min(allowed, -(-int(quota) // int(period))))
+    except (OSError, ValueError):
+        return allowed
+
+
+def check_weights_fit(needed: int, available: int) -> None:
+    if needed > available:
+        raise ConfigError(
+            f"The weights take {needed / GIB:.1f} GiB and {available / GIB:.1f} GiB of memory are available; "
+            "use a smaller or a quantised version of the model."
+        )
+
+
+def weight_bytes(weights: Mapping[str, Any]) -> int:
+    return sum(weight.bytes if hasattr(weight, "bytes") else weight.nbytes for weight in weights.values())
+
+
+def plan_pool(
+    config: EngineConfig,
+    model: Model,
+    kv_type: str,
+    available: int,
+    weights: int,
+    workspace: int,
+    max_model_len: int,
+) -> CachePlan:
+    """The KV cache's blocks: what was asked for, or half of what weights and workspace leave."""
+    usable = int(available * config.memory_utilization) - weights - workspace
+    budget = config.kv_cache_memory
+    if budget is None:
+        budget = min(usable, int((available - weights - workspace) * DEFAULT_POOL_SHARE))
+    if budget > usable or budget <= 0:
+        raise ConfigError(
+            f"Weights ({weights / GIB:.2f} GiB), workspace ({workspace / GIB:.2f} GiB) and KV cache "
+            f"({max(budget, 0) / GIB:.2f} GiB) do not fit in {config.memory_utilization:.0%} of the "
+            f"{available / GIB:.2f} GiB available; lower --kv-cache-memory or --max-num-batched-tokens, "
+            "or raise --memory-utilization."
+        )
+    facts = model.config
+    specs = [
+        GroupSpec(
+            window,
+            len(layers),
+            _native.KVCache.bytes_per_block(
+                len(layers), config.block_size, facts.num_kv_heads, facts.head_dim, kv_type
+            ),
+        )
+        for window, layers in facts.cache_groups
+    ]
+    return plan_cache(
+        specs,
+        budget,
+        max_model_len,
+        config.max_num_seqs,
+        config.block_size,
+        config.max_num_batched_tokens,
+        fit=config.max_model_len is not None and config.max_model_len < 0,
+    )
