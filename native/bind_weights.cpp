@@ -122,14 +122,16 @@ nb::object quantize_roundtrip(const KernelTable* isa, ThreadPool& pool, const st
                 std::memcpy(&half, p + 2 * i, 2);
                 value = bf16_to_f32(half);
             } else {
-                constexpr int kPlace[4] = {0, 2, 1, 3};
-                const int bytes = act == Act::q8 ? 32 : 64;
+                constexpr int kWidePlace[4] = {0, 2, 1, 3};
+                const int bytes = act == Act::q8 ? 32 : 64, at = i % 32, half = at / 16;
                 p += i / 32 * (bytes + static_cast<int>(sizeof(ActGroup)));
-                float scale;
-                std::memcpy(&scale, p + bytes, 4);
+                ActGroup group;
+                std::memcpy(&group, p + bytes, sizeof group);
                 int16_t wide;
-                std::memcpy(&wide, p + 2 * (i % 32 / 4 * 4 + kPlace[i % 4]), 2);
-                value = scale * static_cast<float>(act == Act::q8 ? static_cast<int16_t>(static_cast<int8_t>(p[i % 32])) : wide);
+                std::memcpy(&wide, p + 2 * (at / 4 * 4 + kWidePlace[at % 4]), 2);
+                const int place = isa->paired_halves ? at % 16 / 2 * 4 + half * 2 + at % 2 : at;
+                const int q = act == Act::q8 ? static_cast<int8_t>(p[place]) : wide / group.factor[half];
+                value = group.half_scale[half] * static_cast<float>(q);
             }
         }
     nb::gil_scoped_acquire acquire;

@@ -7,6 +7,7 @@
 //   with a super group (256 values): scales [panel] f16, minima [panel] f16 where there are any, then for each group of it
 //                                  int8 [panel] that multiply those scales, int8 [panel] that multiply the minima, quads
 // The quads of i8 are [group / 4][panel][4]. Those of i4 are [group / 8][panel][4]: the low nibbles are quad 2 i, the high ones 2 i + 1.
+// Quad i is values 4 i to 4 i + 3 of the group or, in i4 of a level with `paired_halves`, 2 i, 2 i + 1, 16 + 2 i and 17 + 2 i.
 #pragma once
 
 #include "ops.h"
@@ -39,11 +40,13 @@ static inline int64_t steps_of(const PackedWeight& w) {
     return (w.k + values - 1) / values;
 }
 
-// What a row of int8 activations holds for every 32 values of K, behind the values.
+// What a row of int8 activations holds for every 32 values of K, behind the values. Either half has a scale of its own, an integer times
+// that of the group: halves then add up as integers where that is cheaper.
 struct ActGroup {
     float scale;
-    float sum;      // scale times the sum of the 32 values
-    float half[2];  // scale times the sum of either 16
+    int16_t factor[2];  // 1 to 256
+    float half_scale[2];
+    float sum, half_sum[2];  // of the values that stand in the group, in either half
 };
 
 }  // namespace octavo

@@ -172,6 +172,7 @@ enum class MathFunction : uint8_t { exp, tanh, sum, multiply_add };
 struct KernelTable {
     const char* name;
     int lanes;
+    bool paired_halves;  // layout.h
 
     Act (*act_of)(Format format);
     int64_t (*act_bytes)(Act act, int k);

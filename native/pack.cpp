@@ -48,7 +48,7 @@ struct Chunk {
 };
 
 template <class T>
-T read(const std::byte* p) {
+T read(const void* p) {
     T value;
     std::memcpy(&value, p, sizeof value);
     return value;
@@ -162,7 +162,7 @@ void read_floats(Source source, const std::byte* p, int count, float* out) {
 }
 
 // Writes the values [k, k + count) of one column of an integer panel.
-void write_integers(const PackedWeight& w, std::byte* panel, int column, int64_t k, int count, const Chunk& chunk) {
+void write_integers(const PackedWeight& w, bool paired, std::byte* panel, int column, int64_t k, int count, const Chunk& chunk) {
     auto put = [](std::byte* p, auto value) { std::memcpy(p, &value, sizeof value); };
     const int minima = w.has_minimum ? 2 : 1;
     const bool super = w.super_group != 0;
@@ -183,17 +183,15 @@ void write_integers(const PackedWeight& w, std::byte* panel, int column, int64_t
             p += 2 * minima * w.panel;
         }
         const uint8_t* q = chunk.q + group * w.group;
-        for (int quad = 0; quad < w.group / 4; ++quad, q += 4) {
-            uint32_t word;
-            std::memcpy(&word, q, 4);
-            if (w.format == Format::i8) {
-                put(p + (quad * w.panel + column) * 4, word);
-            } else if (quad % 2 == 0) {
-                uint32_t next;
-                std::memcpy(&next, q + 4, 4);
-                put(p + (quad / 2 * w.panel + column) * 4, word | next << 4);
-            }
-        }
+        auto quad_at = [&](int quad) {
+            if (paired) return read<uint16_t>(q + 2 * quad) | uint32_t{read<uint16_t>(q + 16 + 2 * quad)} << 16;
+            return read<uint32_t>(q + 4 * quad);
+        };
+        if (w.format == Format::i8)
+            for (int quad = 0; quad < w.group / 4; ++quad) put(p + (quad * w.panel + column) * 4, quad_at(quad));
+        else
+            for (int pair = 0; pair < w.group / 8; ++pair)
+                put(p + (pair * w.panel + column) * 4, quad_at(2 * pair) | quad_at(2 * pair + 1) << 4);
         p += quad_bytes(w.format, w.panel, w.group);
     }
 }
@@ -282,6 +280,7 @@ PackedWeightOwner pack(const KernelTable* table, ThreadPool& pool, Format format
     owner.packed.data = owner.memory.data();
     const PackedWeight& w = owner.packed;
     const int64_t panels = w.bytes / w.panel_bytes;
+    const bool paired = table->paired_halves && format != Format::i8;
     std::atomic<bool> held{true};
     pool.run([&](int thread, int threads) {
         std::vector<float> floats(is_float(format) ? static_cast<size_t>(w.panel) * kSuper : 0);
@@ -298,7 +297,7 @@ PackedWeightOwner pack(const KernelTable* table, ThreadPool& pool, Format format
                         read_floats(source, p, count, floats.data() + column * kSuper);
                     } else {
                         read_chunk(source, p, count, chunk);
-                        write_integers(w, out, column, at, count, chunk);
+                        write_integers(w, paired, out, column, at, count, chunk);
                     }
                 }
                 if (is_float(format) && !write_floats(w, out, columns, at, count, floats.data()))

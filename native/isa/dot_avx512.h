@@ -1,7 +1,7 @@
 // Dot products of the linear kernels for AVX-512 with VNNI, and with BF16 where OCTAVO_HAS_DPBF16 is set.
 #pragma once
 
-#include "../ops.h"
+#include "../layout.h"
 
 // Loops over the registers of a tile.
 #define OCTAVO_UNROLL _Pragma("GCC unroll 16")
@@ -14,6 +14,7 @@ constexpr int kPanelVectors = 4;  // a panel has 64 columns
 constexpr int kFloatRows = 6, kFloatVectors = 4;
 constexpr int kIntRows = 6, kIntVectors = 4;  // integer sums; the float32 ones live in the cache
 constexpr Act kActU8 = Act::q8;
+constexpr bool kPairedHalves = false;
 
 // sum += w * a
 static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
@@ -22,11 +23,13 @@ static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
 struct DotU8 {
     using Acc = vi;
     static constexpr int kUnits = 1;  // per quad
+    static constexpr int kSpan = 16;  // values of K between two visits to the float32 sums
+    static inline float scale(const ActGroup& act, int half) { return act.half_scale[half]; }
     static inline vi weight(const std::byte* p, int64_t quad_bytes, int unit) { return _mm512_loadu_si512(p + unit * quad_bytes); }
     static inline vi operand(int32_t a) { return _mm512_set1_epi32(a); }
     static inline vi product(vi w, vi a) { return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, a); }
     static inline void mac(vi& acc, vi w, vi a) { acc = _mm512_dpbusd_epi32(acc, w, a); }
-    static inline vi finish(vi acc) { return acc; }
+    static inline vi finish(vi acc, const ActGroup&) { return acc; }
 };
 
 struct DotU4 : DotU8 {
@@ -51,7 +54,7 @@ static inline void store_q8(std::byte* out, const vi* q) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(q[0]));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + 1, _mm512_cvtepi32_epi8(q[1]));
 }
-static inline void store_q8w(std::byte*, const vi*) {}
+static inline void store_q8w(std::byte*, const vi*, const ActGroup&) {}
 
 }  // namespace
 }  // namespace octavo::ISA

@@ -48,38 +48,49 @@ static inline void round_to_bf16(const float* x, int n, float* out) {
     store(out, load_bf16(rounded));
 }
 
-// Up to 32 values as int8, scale = max|x| / 127, halves to even. A value that is not finite makes the scale NaN, and so every output of the
-// row.
+// The smallest integer times which the scale of a group covers a half of it.
+static inline int32_t factor_of(float half, float reciprocal) {
+    const float exact = half * reciprocal < 256.0f ? half * reciprocal : 256.0f;
+    const auto factor = static_cast<int32_t>(exact) + (exact > static_cast<float>(static_cast<int32_t>(exact)));
+    return factor < 1 ? 1 : factor;
+}
+
+// Up to 32 values as int8, nearest even. The scale of the group is max|x| / (127 * 256), that of a half an integer times it, enough for its
+// own max|x| / 127. A value that is not finite makes the scale NaN, and so every output of the row.
 static inline void quantize_group(Act act, const float* x, int n, std::byte* out) {
     constexpr int kVectors = 32 / W;
-    vf values[kVectors], largest = zero(), not_finite = zero();
+    vf values[kVectors], largest[2] = {zero(), zero()}, not_finite = zero();
     for (int i = 0; i < kVectors; ++i) {
         values[i] = load_n(x + i * W, n - i * W);
-        largest = max(largest, abs(values[i]));
+        largest[i * W / 16] = max(largest[i * W / 16], abs(values[i]));
         not_finite = add(not_finite, mul(values[i], zero()));
     }
     ActGroup group;
-    float check = reduce_add(not_finite);
-    group.scale = reduce_max(largest) / 127.0f;
-    float inverse = 1.0f / group.scale;
-    if (inverse > 3.402823466e38f) group.scale = inverse = 0.0f;
-    if (check != 0.0f) inverse = 0.0f;
+    const float check = reduce_add(not_finite), halves[2] = {reduce_max(largest[0]), reduce_max(largest[1])};
+    const float whole = halves[0] > halves[1] ? halves[0] : halves[1];
+    group.scale = check != 0.0f ? check : whole / (127.0f * 256.0f);
     vi q[kVectors];
-    vf half[2] = {zero(), zero()};
-    for (int i = 0; i < kVectors; ++i) {
-        q[i] = check != 0.0f ? zero_i() : to_i32(mul(values[i], set1(inverse)));
-        half[i * W / 16] = add(half[i * W / 16], to_f32(q[i]));
+    int32_t sums[2];
+    for (int half = 0; half < 2; ++half) {
+        const int32_t factor = check != 0.0f ? 1 : factor_of(halves[half], 256.0f / whole);
+        group.factor[half] = static_cast<int16_t>(factor);
+        group.half_scale[half] = group.scale * static_cast<float>(factor);
+        float inverse = 1.0f / group.half_scale[half];
+        if (check != 0.0f || inverse > 3.402823466e38f) inverse = 0.0f;
+        vf sum = zero();
+        for (int i = half * 16 / W; i < (half + 1) * 16 / W; ++i) {
+            q[i] = check != 0.0f ? zero_i() : to_i32(mul(values[i], set1(inverse)));
+            sum = add(sum, to_f32(q[i]));
+        }
+        sums[half] = factor * static_cast<int32_t>(reduce_add(sum));  // integers: exact in any order
+        group.half_sum[half] = group.scale * static_cast<float>(sums[half]);
     }
-    if (check != 0.0f) group.scale = check;
-    float first = reduce_add(half[0]), second = reduce_add(half[1]);  // integers: exact in any order
-    group.sum = group.scale * (first + second);
-    group.half[0] = group.scale * first;
-    group.half[1] = group.scale * second;
+    group.sum = group.scale * static_cast<float>(sums[0] + sums[1]);
     if (act == Act::q8) {
         store_q8(out, q);
         std::memcpy(out + 32, &group, sizeof group);
     } else {
-        store_q8w(out, q);
+        store_q8w(out, q, group);
         std::memcpy(out + 64, &group, sizeof group);
     }
 }
@@ -181,9 +192,10 @@ static inline void read_row(const PackedWeight& w, int64_t row, int begin, int e
             }
             if (!w.has_minimum) minimum = scale * static_cast<float>(-w.zero);
             for (int i = 0; i < w.group; ++i) {
-                int quad = w.format == Format::i8 ? i / 4 : i / 8;
-                int q = static_cast<int>(p[(quad * w.panel + column) * 4 + i % 4]);
-                if (w.format != Format::i8) q = i / 4 % 2 ? q >> 4 : q & 15;
+                const bool i8 = w.format == Format::i8;
+                const int place = kPairedHalves && !i8 ? i % 16 / 2 * 4 + i / 16 * 2 + i % 2 : i, quad = place / 4;
+                int q = static_cast<int>(p[((i8 ? quad : quad / 2) * w.panel + column) * 4 + place % 4]);
+                if (!i8) q = quad % 2 ? q >> 4 : q & 15;
                 // The product is exact in double, so that the value is rounded once.
                 out[k + i] = factor * static_cast<float>(static_cast<double>(scale) * q + minimum);
             }

@@ -110,14 +110,16 @@ struct FloatTile {
     }
 };
 
-// Integer weights: sum += scale * (act_scale * dot - zero * act_sum), or sum += scale * (act_scale * dot) and then sum += minimum *
-// act_sum, where dot is the exact product of a group, act_sum is act_scale times the sum of its activations.
+// Integer weights: sum += scale * (act_scale * dot - zero * act_sum), or sum += scale * (act_scale * dot) and, once a group, sum += minimum
+// * act_sum, where dot is the exact product of a span, act_sum the sum of the activations. A span is a group or, where the level's sums
+// have no room for the factors of two halves, 16 values.
 template <Format F, int kGroup, bool kMinimum, bool kTwoLevels>
 struct IntTile {
     using Dot = std::conditional_t<F == Format::i8, DotU8, DotU4>;
     static constexpr int kRows = kIntRows, kVectors = kIntVectors;
     static constexpr int64_t kStepBytes = step_bytes(F, kPanel, kGroup, kMinimum, kTwoLevels);
     static constexpr int kUnits = F == Format::i8 ? Dot::kUnits : 1;  // per quad
+    static constexpr int kSpan = kGroup < Dot::kSpan ? kGroup : Dot::kSpan;
     static constexpr int64_t kActGroup = 32 * kUnits + static_cast<int64_t>(sizeof(ActGroup));
     static constexpr int kActGroups = kTwoLevels ? kSuper / 32 : 1;  // a step
     static constexpr int64_t kActStep = kActGroups * kActGroup;
@@ -132,36 +134,38 @@ struct IntTile {
         const int column = vector * W;
         const vf minus_zero = set1(static_cast<float>(-t.zero));
         for (int64_t step = 0; step < steps; ++step) {
-            vf super_scale[V], super_minimum[V];
+            vf super_scale[V], super_minimum[V], scale[V], minimum[V];
             if constexpr (kTwoLevels) {
                 load_f16s<V>(w, column, super_scale, super_minimum);
                 w += kPanel * (kMinimum ? 4 : 2);
             }
-            for (int group = 0; group < kActGroups * (32 / kGroup); ++group) {
-                const int half = kGroup == 16 ? group % 2 : 0;
-                vf scale[V], minimum[V];
-                if constexpr (kTwoLevels) {
-                    OCTAVO_UNROLL
-                    for (int v = 0; v < V; ++v) {
-                        const int8_t* factors = reinterpret_cast<const int8_t*>(w) + column + v * W;
-                        scale[v] = mul(super_scale[v], load_i8(factors));
-                        if constexpr (kMinimum) minimum[v] = mul(super_minimum[v], load_i8(factors + kPanel));
+            for (int span = 0; span < kActGroups * (32 / kSpan); ++span) {
+                const int half = kSpan == 16 ? span % 2 : 0;
+                const bool last = kSpan == kGroup || half == 1;  // of its group
+                if (kSpan == kGroup || half == 0) {
+                    if constexpr (kTwoLevels) {
+                        OCTAVO_UNROLL
+                        for (int v = 0; v < V; ++v) {
+                            const int8_t* factors = reinterpret_cast<const int8_t*>(w) + column + v * W;
+                            scale[v] = mul(super_scale[v], load_i8(factors));
+                            if constexpr (kMinimum) minimum[v] = mul(super_minimum[v], load_i8(factors + kPanel));
+                        }
+                        w += kPanel * (kMinimum ? 2 : 1);
+                    } else {
+                        load_f16s<V>(w, column, scale, minimum);
+                        w += kPanel * (kMinimum ? 4 : 2);
                     }
-                    w += kPanel * (kMinimum ? 2 : 1);
-                } else {
-                    load_f16s<V>(w, column, scale, minimum);
-                    w += kPanel * (kMinimum ? 4 : 2);
                 }
 
                 typename Dot::Acc acc[R][V];
                 OCTAVO_UNROLL
-                for (int unit = 0; unit < kGroup / 4 * kUnits; ++unit) {
+                for (int unit = 0; unit < kSpan / 4 * kUnits; ++unit) {
                     decltype(Dot::weight(w, 0, 0)) weight[V];
                     OCTAVO_UNROLL
                     for (int v = 0; v < V; ++v) weight[v] = Dot::weight(w + (column + v * W) * 4, 4 * kPanel, unit);
                     OCTAVO_UNROLL
                     for (int r = 0; r < R; ++r) {
-                        auto operand = Dot::operand(load_32(a + r * a_stride + (half * (kGroup / 4) * kUnits + unit) * 4));
+                        auto operand = Dot::operand(load_32(a + r * a_stride + (half * (kSpan / 4) * kUnits + unit) * 4));
                         OCTAVO_UNROLL
                         for (int v = 0; v < V; ++v) {
                             if (unit == 0)
@@ -171,24 +175,26 @@ struct IntTile {
                         }
                     }
                 }
-                w += quad_bytes(F, kPanel, kGroup);
+                w += quad_bytes(F, kPanel, kSpan);
 
                 OCTAVO_UNROLL
                 for (int r = 0; r < R; ++r) {
-                    const float* act = reinterpret_cast<const float*>(a + r * a_stride + 32 * kUnits);
-                    vf act_scale = set1(act[0]);
-                    vf act_sum = set1(act[kGroup == 16 ? 2 + half : 1]);
+                    const ActGroup& act = *reinterpret_cast<const ActGroup*>(a + r * a_stride + 32 * kUnits);
+                    const vf act_scale = set1(Dot::scale(act, half));
+                    vf act_sum = set1(kMinimum || kSpan == 32 ? act.sum : act.half_sum[half]);
                     if constexpr (!kMinimum) act_sum = mul(act_sum, minus_zero);
                     OCTAVO_UNROLL
                     for (int v = 0; v < V; ++v) {
-                        vf dot = to_f32(Dot::finish(acc[r][v]));
-                        if constexpr (kMinimum)
-                            sum[r][v] = fma(minimum[v], act_sum, fma(scale[v], mul(act_scale, dot), sum[r][v]));
-                        else
+                        vf dot = to_f32(Dot::finish(acc[r][v], act));
+                        if constexpr (kMinimum) {
+                            sum[r][v] = fma(scale[v], mul(act_scale, dot), sum[r][v]);
+                            if (last) sum[r][v] = fma(minimum[v], act_sum, sum[r][v]);
+                        } else {
                             sum[r][v] = fma(scale[v], fma(act_scale, dot, act_sum), sum[r][v]);
+                        }
                     }
                 }
-                if (kGroup == 32 || half == 1) a += kActGroup;
+                if (kSpan == 32 || half == 1) a += kActGroup;
             }
         }
         store_sums<R, V>(t, vector, sum);

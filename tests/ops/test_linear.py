@@ -242,9 +242,11 @@ def test_activations_are_quantised_as_defined(isa: Any, pool: Any) -> None:
     x[0, :32] = 0
     x[1, 32:64] = 1e-42
     x[2, :32] = np.linspace(-127, 127, 32).round() + np.tile([0.5, -0.5], 16)
-    x[2, 0] = 127
+    x[2, 0] = x[2, 16] = 127
+    x[3, :16] *= 1e-4  # a half far below the other
+    x[4, 16:32] = 0
     q, scale = quantize_activations(x)
-    wanted = q.astype(np.float32) * np.repeat(scale, 32, axis=-1)
+    wanted = q.astype(np.float32) * np.repeat(scale, 16, axis=-1)
     for name in ("i8", "i4", "i4k"):
         np.testing.assert_array_equal(_native.quantize_roundtrip(isa, pool, name, x), wanted)
     np.testing.assert_array_equal(_native.quantize_roundtrip(isa, pool, "f16", x), x)

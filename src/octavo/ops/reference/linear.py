@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from octavo.ops.reference.numbers import Values, round_to
 
-ACTIVATION_GROUP = 32  # values along K that share an activation scale
+ACTIVATION_GROUP = 32  # values along K whose activation scales are multiples of one
+ACTIVATION_HALF = 16  # values along K that share an activation scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Bf16Weight:
 class QuantizedWeight:
     """w[n, k] = scale[n, k / group] * q[n, k] + minimum[n, k / group], with integer q [N, K] of 4 or 8 bits.
 
-    scale and minimum (None: 0) are [N, K / group]; `group` is a multiple of ACTIVATION_GROUP, or divides it.
+    scale and minimum (None: 0) are [N, K / group]; `group` is a multiple of ACTIVATION_HALF.
     """
 
     q: npt.NDArray[np.integer[Any]]
@@ -51,19 +52,24 @@ def dequantize(weight: Weights) -> Values:
 
 
 def quantize_activations(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """x [*, K] as int8 q [*, K] and float32 scale [*, K / 32], with x about q * scale.
+    """x [*, K] as int8 q [*, K] and float32 scale [*, K / 16], with x about q * scale.
 
-    Per token and group of 32, in float32: scale = max|x| / 127 and q = x * (1 / scale) rounded to the nearest, halves
-    to even. A group whose scale is 0 (or whose reciprocal overflows) is all zeros.
+    Per token, in float32. A group of 32 has the step s = max|x| / (127 * 256); either half of it has the scale s * f,
+    f being the least integer from 1 to 256 with which it reaches the half's own max|x| / 127. So an outlier costs its
+    neighbours in one half their precision, not all 32, and kernels may still add up both halves as integers.
+    q = x * (1 / scale), rounded to the nearest, halves to even; a reciprocal that overflows counts as 0.
     """
-    groups = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, ACTIVATION_GROUP)
-    scale = np.abs(groups).max(axis=-1) / np.float32(127)
-    with np.errstate(divide="ignore", over="ignore"):
+    halves = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, ACTIVATION_GROUP // ACTIVATION_HALF, ACTIVATION_HALF)
+    largest = np.abs(halves).max(axis=-1)
+    whole = largest.max(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        exact = largest * (np.float32(256) / whole)
+        factor = np.maximum(np.ceil(np.where(exact < 256, exact, np.float32(256))), 1)
+        scale = (whole / np.float32(127 * 256)) * factor
         inverse = np.float32(1) / scale
-    scale = np.where(np.isinf(inverse), np.float32(0), scale)
     inverse = np.where(np.isinf(inverse), np.float32(0), inverse)
-    q = np.rint(groups * inverse[..., None])
-    return q.astype(np.int8).reshape(x.shape), scale
+    q = np.rint(halves * inverse[..., None])
+    return q.astype(np.int8).reshape(x.shape), scale.reshape(*x.shape[:-1], -1)
 
 
 def linear(x: Values, weight: Weights, bias: Values | None = None) -> Values:
@@ -72,7 +78,7 @@ def linear(x: Values, weight: Weights, bias: Values | None = None) -> Values:
         q, scale = quantize_activations(x)
         # Sums of products within a group are exact integers, and scales are applied to them: in float64 that equals
         # multiplying what both sides stand for.
-        x = q.astype(np.float64) * np.repeat(scale.astype(np.float64), ACTIVATION_GROUP, axis=-1)
+        x = q.astype(np.float64) * np.repeat(scale.astype(np.float64), ACTIVATION_HALF, axis=-1)
     elif isinstance(weight, Bf16Weight):
         x = round_to(x, "bf16")
     product = x @ dequantize(weight).T
