@@ -252,6 +252,13 @@ static inline void write_panel(const LinearArgs& a, int column, int row, int row
     }
 }
 
+// The lines that write_panel() will write: a panel is a narrow column of a wide matrix, which no hardware foresees.
+static inline void fetch_panel(const LinearArgs& a, int column, int row, int rows) {
+    for (int r = 0; r < rows; ++r)
+        for (int i = 0; i < kPanel && column + i < a.weight->n; i += 16)
+            __builtin_prefetch(a.out + (row + r) * a.out_stride + column + i, 1);
+}
+
 // Rows that take their turns with a block of a panel while it is in the nearest caches (8, 16 and 32 KiB measure alike).
 constexpr int kRowBlock = 72;
 constexpr int64_t kBlockBytes = 32 << 10;
@@ -268,6 +275,7 @@ static void run_panels(const LinearArgs& a, int64_t begin, int64_t end, int64_t 
         const int64_t block = tiles == 1 ? steps : kBlockBytes / T::kStepBytes + 1;
         for (int64_t panel = begin; panel < end; ++panel) {
             const std::byte* w = weight.data + panel * weight.panel_bytes;
+            if (rows > T::kRows) fetch_panel(a, static_cast<int>(panel) * kPanel, row, rows);
             for (int64_t step = 0; step < steps; step += block) {
                 const int64_t count = steps - step < block ? steps - step : block;
                 for (int tile = 0; tile < tiles; ++tile) {
