@@ -155,6 +155,29 @@ void bind_program(nb::module_& m) {
             },
             nb::keep_alive<1, 5>(), "At most 8 weights, run as one op.")
         .def(
+            "gated_linear",
+            [](Program& p, char rows, int kind, const std::vector<int64_t>& xs,
+               const std::vector<std::shared_ptr<PackedWeightOwner>>& weights, nb::list biases, int form, int64_t out) {
+                if (xs.size() != 2 || weights.size() != 2 || nb::len(biases) != 2 || weights[0]->packed.n != weights[1]->packed.n)
+                    throw std::invalid_argument("gated_linear takes two weights of equal rows, a form of x and a bias (or None) for each.");
+                const float* bias[2] = {};
+                for (size_t i = 0; i < 2; ++i)
+                    if (!biases[i].is_none()) bias[i] = nb::cast<Array1<const float>>(biases[i], false).data();
+                GatedArgs a{static_cast<Activation>(kind),
+                            &weights[0]->packed,
+                            &weights[1]->packed,
+                            p.at<std::byte>(xs[0]),
+                            p.at<std::byte>(xs[1]),
+                            bias[0],
+                            bias[1],
+                            0,
+                            static_cast<Act>(form),
+                            p.at<std::byte>(out)};
+                auto keep = std::make_shared<std::vector<std::shared_ptr<PackedWeightOwner>>>(weights);
+                record(p, "gated_linear", a, &GatedArgs::rows, rows_of(rows), &KernelTable::gated_linear, keep);
+            },
+            nb::keep_alive<1, 6>())
+        .def(
             "rms_norm",
             [](Program& p, char rows, int64_t x, Array1<const float> weight, float epsilon, float offset, int groups, int64_t out) {
                 int size = static_cast<int>(weight.shape(0));

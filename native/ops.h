@@ -46,6 +46,18 @@ struct LinearArgs {  // out [rows, n] = x [rows, k] . w^T + bias, or += with `ac
     bool accumulate;
 };
 
+enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
+
+struct GatedArgs {  // out [rows, n] = activation(x . gate^T + gate_bias) * (x . up^T + up_bias), prepared as `form`
+    Activation kind;
+    const PackedWeight *gate, *up;
+    const std::byte *gate_x, *up_x;    // prepared as act_of(gate->format), act_of(up->format)
+    const float *gate_bias, *up_bias;  // [n] or null
+    int rows;
+    Act form;
+    std::byte* out;  // rows of act_bytes(form, n) bytes
+};
+
 struct EmbedArgs {  // out [rows, k] = dequantised rows `ids` of weight [n, k], times scale
     const PackedWeight* weight;
     const int32_t* ids;
@@ -80,8 +92,6 @@ struct RopeArgs {         // rotates the first 2 * half values of every head of 
     int rows, heads, head_dim, half;
     bool interleaved;
 };
-
-enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
 
 struct ActivationArgs {  // out = activation(gate) * up, or activation(gate) where up is null; [rows, size]
     Activation kind;
@@ -178,6 +188,7 @@ struct KernelTable {
     int64_t (*act_bytes)(Act act, int k);
     void (*quantize)(const QuantizeArgs&, int thread, int threads);
     void (*linear)(const LinearArgs* list, int count, int thread, int threads);  // independent, of equal rows: shared out together
+    void (*gated_linear)(const GatedArgs&, int thread, int threads);
     void (*embed)(const EmbedArgs&, int thread, int threads);
 
     void (*rms_norm)(const NormArgs&, int thread, int threads);

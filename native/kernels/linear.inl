@@ -95,6 +95,25 @@ static inline void quantize_group(Act act, const float* x, int n, std::byte* out
     }
 }
 
+// Values [begin, end) of a row, x being the first of them; begin is a multiple of 32 and of W.
+static inline void prepare(Act act, const float* x, int begin, int end, std::byte* row) {
+    const int count = end - begin;
+    switch (act) {
+        case Act::f32:
+            std::memcpy(row + 4 * begin, x, 4 * static_cast<size_t>(count));
+            break;
+        case Act::bf16:
+            for (int i = 0; i < count; i += W) round_to_bf16(x + i, count - i, reinterpret_cast<Bf16Act*>(row) + begin + i);
+            break;
+        case Act::q8:
+        case Act::q8w:
+            for (int i = 0; i < count; i += 32)
+                quantize_group(act, x + i, count - i < 32 ? count - i : 32,
+                               row + (begin + i) / 32 * static_cast<int64_t>((act == Act::q8 ? 32 : 64) + sizeof(ActGroup)));
+            break;
+    }
+}
+
 static void quantize(const QuantizeArgs& a, int thread, int threads) {
     constexpr int kChunk = 256;  // values: even a single row is work for several threads
     const int64_t row_bytes = act_bytes(a.act, a.k), chunks = (a.k + kChunk - 1) / kChunk;
@@ -102,46 +121,80 @@ static void quantize(const QuantizeArgs& a, int thread, int threads) {
     for (int64_t unit = range.begin; unit < range.end; ++unit) {
         const int64_t row = unit / chunks;
         const int begin = static_cast<int>(unit % chunks) * kChunk, end = a.k - begin < kChunk ? a.k : begin + kChunk;
-        const float* x = a.x + row * a.x_stride;
-        std::byte* out = a.out + row * row_bytes;
-        switch (a.act) {
-            case Act::f32:
-                std::memcpy(out + 4 * begin, x + begin, 4 * static_cast<size_t>(end - begin));
-                break;
-            case Act::bf16:
-                for (int i = begin; i < end; i += W) round_to_bf16(x + i, end - i, reinterpret_cast<Bf16Act*>(out) + i);
-                break;
-            case Act::q8:
-            case Act::q8w:
-                for (int i = begin; i < end; i += 32)
-                    quantize_group(a.act, x + i, end - i < 32 ? end - i : 32,
-                                   out + i / 32 * ((a.act == Act::q8 ? 32 : 64) + sizeof(ActGroup)));
-                break;
+        prepare(a.act, a.x + row * a.x_stride + begin, begin, end, a.out + row * row_bytes);
+    }
+}
+
+using PanelSums = void (*)(const PackedWeight&, int64_t panel, const std::byte* x, int64_t x_stride, int rows, float* sums);
+
+static PanelSums panel_sums_of(const PackedWeight& w) {
+    const bool two_levels = w.super_group != 0;
+    switch (w.format) {
+        case Format::f32:
+            return panel_sums<FloatTile<F32Weights>>;
+        case Format::f16:
+            return panel_sums<FloatTile<F16Weights>>;
+        case Format::bf16:
+            return panel_sums<FloatTile<Bf16Weights>>;
+        case Format::i4:
+            return w.has_minimum ? panel_sums<IntTile<Format::i4, 32, true, false>> : panel_sums<IntTile<Format::i4, 32, false, false>>;
+        case Format::i4k:
+            return panel_sums<IntTile<Format::i4k, 32, true, true>>;
+        case Format::i8:
+            if (w.group == 16) return panel_sums<IntTile<Format::i8, 16, false, true>>;
+            if (two_levels) return panel_sums<IntTile<Format::i8, 32, true, true>>;
+            return w.has_minimum ? panel_sums<IntTile<Format::i8, 32, true, false>> : panel_sums<IntTile<Format::i8, 32, false, false>>;
+    }
+    return nullptr;
+}
+
+// Panels [begin, end) of one weight, all rows.
+static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end) {
+    alignas(64) float sums[kRowBlock * kPanel];
+    const PackedWeight& weight = *a.weight;
+    const PanelSums compute = panel_sums_of(weight);
+    const int64_t x_stride = act_bytes(act_of(weight.format), weight.k);
+    for (int row = 0; row < a.rows; row += kRowBlock) {
+        const int rows = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
+        for (int64_t panel = begin; panel < end; ++panel) {
+            const int column = static_cast<int>(panel) * kPanel;
+            if (rows > 1) fetch_panel(a, column, row, rows);
+            compute(weight, panel, a.x + row * x_stride, x_stride, rows, sums);
+            write_panel(a, column, row, rows, sums);
         }
     }
 }
 
-static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end) {
-    const PackedWeight& w = *a.weight;
-    const int64_t stride = act_bytes(act_of(w.format), w.k);
-    const bool two_levels = w.super_group != 0;
-    switch (w.format) {
-        case Format::f32:
-            return run_panels<FloatTile<F32Weights>>(a, begin, end, stride);
-        case Format::f16:
-            return run_panels<FloatTile<F16Weights>>(a, begin, end, stride);
-        case Format::bf16:
-            return run_panels<FloatTile<Bf16Weights>>(a, begin, end, stride);
-        case Format::i4:
-            if (w.has_minimum) return run_panels<IntTile<Format::i4, 32, true, false>>(a, begin, end, stride);
-            return run_panels<IntTile<Format::i4, 32, false, false>>(a, begin, end, stride);
-        case Format::i4k:
-            return run_panels<IntTile<Format::i4k, 32, true, true>>(a, begin, end, stride);
-        case Format::i8:
-            if (w.group == 16) return run_panels<IntTile<Format::i8, 16, false, true>>(a, begin, end, stride);
-            if (two_levels) return run_panels<IntTile<Format::i8, 32, true, true>>(a, begin, end, stride);
-            if (w.has_minimum) return run_panels<IntTile<Format::i8, 32, true, false>>(a, begin, end, stride);
-            return run_panels<IntTile<Format::i8, 32, false, false>>(a, begin, end, stride);
+// Both matrices are computed for the same columns at a time, so that their products need not leave the nearest cache.
+static void gated_linear(const GatedArgs& a, int thread, int threads) {
+    constexpr int kUnit = kPanel < 32 ? 32 : kPanel, kPanels = kUnit / kPanel;  // a group of activations is whole
+    alignas(64) float sums[2][kPanels][kRowBlock * kPanel];
+    const PackedWeight* weights[2] = {a.gate, a.up};
+    const std::byte* xs[2] = {a.gate_x, a.up_x};
+    const int n = a.gate->n;
+    const int64_t out_stride = act_bytes(a.form, n);
+    Range range = share((n + kUnit - 1) / kUnit, thread, threads);
+    for (int row = 0; row < a.rows; row += kRowBlock) {
+        const int rows = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
+        for (int64_t unit = range.begin; unit < range.end; ++unit) {
+            const int column = static_cast<int>(unit) * kUnit, columns = n - column < kUnit ? n - column : kUnit;
+            for (int i = 0; i < 2; ++i) {
+                const int64_t x_stride = act_bytes(act_of(weights[i]->format), weights[i]->k);
+                for (int panel = 0; panel * kPanel < columns; ++panel)
+                    panel_sums_of (*weights[i])(*weights[i], unit* kPanels + panel, xs[i] + row * x_stride, x_stride, rows, sums[i][panel]);
+            }
+            for (int r = 0; r < rows; ++r) {
+                float y[kUnit];
+                for (int i = 0; i < columns; i += W) {
+                    const int at = r * kPanel + i % kPanel;
+                    vf gate = load(sums[0][i / kPanel] + at), up = load(sums[1][i / kPanel] + at);
+                    if (a.gate_bias) gate = add(gate, load_n(a.gate_bias + column + i, columns - i));
+                    if (a.up_bias) up = add(up, load_n(a.up_bias + column + i, columns - i));
+                    store(y + i, mul(activate(a.kind, gate), up));
+                }
+                prepare(a.form, y, column, column + columns, a.out + (row + r) * out_stride);
+            }
+        }
     }
 }
 

@@ -263,29 +263,19 @@ static inline void fetch_panel(const LinearArgs& a, int column, int row, int row
 constexpr int kRowBlock = 72;
 constexpr int64_t kBlockBytes = 32 << 10;
 
-// Panels [begin, end) of one weight, all rows.
+// One panel times at most kRowBlock rows: sums [rows][kPanel].
 template <class T>
-static void run_panels(const LinearArgs& a, int64_t begin, int64_t end, int64_t a_stride) {
-    alignas(64) float sums[kRowBlock * kPanel];
-    const PackedWeight& weight = *a.weight;
+static void panel_sums(const PackedWeight& weight, int64_t panel, const std::byte* x, int64_t x_stride, int rows, float* sums) {
+    const std::byte* w = weight.data + panel * weight.panel_bytes;
     const int64_t steps = steps_of(weight);
-    for (int row = 0; row < a.rows; row += kRowBlock) {
-        const int rows = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
-        const int tiles = (rows + T::kRows - 1) / T::kRows;
-        const int64_t block = tiles == 1 ? steps : kBlockBytes / T::kStepBytes + 1;
-        for (int64_t panel = begin; panel < end; ++panel) {
-            const std::byte* w = weight.data + panel * weight.panel_bytes;
-            if (rows > T::kRows) fetch_panel(a, static_cast<int>(panel) * kPanel, row, rows);
-            for (int64_t step = 0; step < steps; step += block) {
-                const int64_t count = steps - step < block ? steps - step : block;
-                for (int tile = 0; tile < tiles; ++tile) {
-                    const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
-                    const std::byte* x = a.x + (row + first) * a_stride + step * T::kActStep;
-                    run_tile<T>(last - first,
-                                {w + step * T::kStepBytes, x, a_stride, count, sums + first * kPanel, step == 0, weight.zero});
-                }
-            }
-            write_panel(a, static_cast<int>(panel) * kPanel, row, rows, sums);
+    const int tiles = (rows + T::kRows - 1) / T::kRows;
+    const int64_t block = tiles == 1 ? steps : kBlockBytes / T::kStepBytes + 1;
+    for (int64_t step = 0; step < steps; step += block) {
+        const int64_t count = steps - step < block ? steps - step : block;
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
+            run_tile<T>(last - first, {w + step * T::kStepBytes, x + first * x_stride + step * T::kActStep, x_stride, count,
+                                       sums + first * kPanel, step == 0, weight.zero});
         }
     }
 }

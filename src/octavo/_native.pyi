@@ -281,6 +281,17 @@ class Program:
         accumulate: Sequence[bool],
         /,
     ) -> None: ...
+    def gated_linear(
+        self,
+        rows: _Rows,
+        kind: int,
+        xs: Sequence[int],
+        weights: Sequence[PackedWeight],
+        biases: list[_Float32 | None],
+        form: int,
+        out: int,
+        /,
+    ) -> None: ...
     def rms_norm(
         self, rows: _Rows, x: int, weight: _Float32, epsilon: float, offset: float, groups: int, out: int, /
     ) -> None: ...

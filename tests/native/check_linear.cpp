@@ -162,6 +162,25 @@ void check_list(Context& c) {
     c.report("linear of three weights", 0.0, broken);
 }
 
+// The gate in the epilogue, as float32: its error is that of the two products, through a function whose slope is at most 1.1.
+void check_gated(Context& c, const SourceShape& shape, int n) {
+    Random random(static_cast<uint64_t>(n));
+    const int k = 512, rows = 75;
+    const Weights gate = pack_both(c, shape, n, k, random), up = pack_both(c, shape, n, k, random);
+    const Matrix x = Matrix::normal(rows, k, random), bias = Matrix::normal(2, n, random);
+    const Format format = default_format(shape.source);
+    const std::vector<std::byte> prepared[2] = {quantized(c.table, format, x, 1), quantized(c.scalar, format, x, 1)};
+    check_rows(
+        c, std::string("linear gated ") + shape.name + " " + std::to_string(n), Matrix(rows, n, 0),
+        [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
+            const std::byte* act = prepared[&table == &c.scalar].data() + first * table.act_bytes(table.act_of(format), k);
+            table.gated_linear({Activation::silu, &gate.of(table), &up.of(table), act, act, bias.row(0), bias.row(1), count, Act::f32,
+                                reinterpret_cast<std::byte*>(out.row(first))},
+                               thread, threads);
+        },
+        [&](int, int, double want) { return kEpsilon * k * (4.0 + 4.0 * std::fabs(want)); });
+}
+
 }  // namespace
 
 void check_linear(Context& c) {
@@ -173,6 +192,8 @@ void check_linear(Context& c) {
         check_source(c, shape, 75, 1, k[0]);
     }
     check_list(c);
+    check_gated(c, kSources[0], 70);
+    check_gated(c, kSources[4], 131);
 }
 
 }  // namespace check

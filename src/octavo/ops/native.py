@@ -169,6 +169,7 @@ class NativeOps:
             [gate, up],
             [out],
             lambda p, i, o: p.activation(gate.rows, ACTIVATIONS[kind], i[0], i[1], gate.width, o[0]),
+            kind=kind,
         )
 
     def activation(self, x: Buffer, kind: Activation) -> Buffer:
@@ -230,7 +231,7 @@ class NativeOps:
     def workspace_bytes(self) -> int:
         """Ends the recording: runs the passes and places the buffers. Returns the bytes that they take together."""
         if self._size is None:
-            self._nodes = group_linears(prepare_activations(fuse_residuals(self._nodes), self._isa))
+            self._nodes = fuse_gates(group_linears(prepare_activations(fuse_residuals(self._nodes), self._isa)))
             self._size = place_buffers(self._nodes, self._capacity)
         return self._size
 
@@ -316,7 +317,7 @@ def prepare_activations(nodes: list[Node], isa: Any) -> list[Node]:
                 if key not in prepared:
                     form = prepared[key] = Buffer(x.rows, x.width, row_bytes)
                     emit = _emit_quantize(act, x, form)
-                    result.insert(run_start, Node("quantize", [x], [form], emit))
+                    result.insert(run_start, Node("quantize", [x], [form], emit, {"act": act}))
                     run_start += 1
                 node.inputs[0] = prepared[key]
         else:
@@ -354,6 +355,50 @@ def group_linears(nodes: list[Node]) -> list[Node]:
         else:
             result.append(node)
     return result
+
+
+def fuse_gates(nodes: list[Node]) -> list[Node]:
+    """Two linears, the gated activation of their products and its preparation for the next linear become one op: the
+    products, the widest rows of a model, then never leave the kernel.
+    """
+    reads: dict[int, int] = {}
+    for node in nodes:
+        for buffer in node.inputs:
+            reads[id(buffer)] = reads.get(id(buffer), 0) + 1
+    result: list[Node] = []
+    for node in nodes:
+        last = result[-1] if result else None
+        if last is None:
+            result.append(node)
+        elif (
+            last.name == "linear"
+            and node.name == "activation"
+            and len(node.inputs) == 2
+            and node.inputs == last.outputs
+            and True not in last.attributes["accumulate"]
+            and all(reads[id(buffer)] == 1 for buffer in node.inputs)
+        ):
+            attributes = {**last.attributes, "kind": node.attributes["kind"], "act": 0}
+            result[-1] = Node(
+                "gated_linear", last.inputs, node.outputs, _emit_gated(attributes, node.outputs[0].rows), attributes
+            )
+        elif (
+            last.name == "gated_linear"
+            and node.name == "quantize"
+            and reads[id(last.outputs[0])] == 1
+            and node.inputs == last.outputs
+        ):
+            last.attributes["act"] = node.attributes["act"]
+            last.outputs = node.outputs
+        else:
+            result.append(node)
+    return result
+
+
+def _emit_gated(attributes: Mapping[str, Any], rows: Rows) -> Emit:
+    return lambda p, i, o: p.gated_linear(
+        rows, ACTIVATIONS[attributes["kind"]], i, attributes["weights"], attributes["biases"], attributes["act"], o[0]
+    )
 
 
 def place_buffers(nodes: Sequence[Node], capacity: Mapping[str, int]) -> int:
