@@ -187,6 +187,7 @@ void bind_attention(nb::module_& m) {
                 check_blocks(self, sources);
                 check_blocks(self, destinations);
                 require(sources.shape(0) == destinations.shape(0), "copy_blocks needs a destination for every source");
+                require(sources.shape(0) <= KVCache::kMostCopies, "copy_blocks takes at most 65536 blocks at once");
                 self.copy(sources.data(), destinations.data(), static_cast<int>(sources.shape(0)), 0, 1);
             },
             nb::arg("sources"), nb::arg("destinations"), "Copies blocks in all layers; all reads come before any write.")

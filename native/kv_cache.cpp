@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <vector>
 
 #include "plan.h"
 
@@ -57,14 +56,15 @@ void KVCache::clear(const int32_t* ids, int count, int thread, int threads) cons
 void KVCache::copy(const int32_t* sources, const int32_t* destinations, int count, int thread, int threads) const {
     if (count <= 0) return;
     // A slice of every source is read before that slice of any destination is written, so that threads need not wait for one another.
-    constexpr int64_t kSlice = 1024;
-    const int64_t slices = (block_bytes_ + kSlice - 1) / kSlice, units = 2 * int64_t{num_layers_} * slices;
-    std::vector<std::byte> held(static_cast<size_t>(kSlice * count));
+    // What is held meanwhile is on the stack, for a step allocates nothing: the more copies, the narrower the slice.
+    std::byte held[kMostCopies];
+    const int64_t slice = std::min<int64_t>(1024, kMostCopies / count);
+    const int64_t slices = (block_bytes_ + slice - 1) / slice, units = 2 * int64_t{num_layers_} * slices;
     for (int64_t unit = units * thread / threads; unit < units * (thread + 1) / threads; ++unit) {
-        std::byte* base = plane(unit / slices) + unit % slices * kSlice;
-        const auto bytes = static_cast<size_t>(std::min(kSlice, block_bytes_ - unit % slices * kSlice));
-        for (int i = 0; i < count; ++i) std::memcpy(held.data() + i * kSlice, base + sources[i] * block_bytes_, bytes);
-        for (int i = 0; i < count; ++i) std::memcpy(base + destinations[i] * block_bytes_, held.data() + i * kSlice, bytes);
+        std::byte* base = plane(unit / slices) + unit % slices * slice;
+        const auto bytes = static_cast<size_t>(std::min(slice, block_bytes_ - unit % slices * slice));
+        for (int i = 0; i < count; ++i) std::memcpy(held + i * slice, base + sources[i] * block_bytes_, bytes);
+        for (int i = 0; i < count; ++i) std::memcpy(base + destinations[i] * block_bytes_, held + i * slice, bytes);
     }
 }
 

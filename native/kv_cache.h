@@ -31,7 +31,9 @@ class KVCache {
 
     // Zero-fills blocks in all layers. Every thread of the pool calls it.
     void clear(const int32_t* ids, int count, int thread, int threads) const;
-    // Copies blocks in all layers, all reads before any write: a block may be source and destination. Every thread of the pool calls it.
+    // Copies up to kMostCopies blocks in all layers, all reads before any write: a block may be source and destination. Every thread of the
+    // pool calls it.
+    static constexpr int kMostCopies = 1 << 16;
     void copy(const int32_t* sources, const int32_t* destinations, int count, int thread, int threads) const;
 
     // One block as float32 [block_size, kv_heads, head_dim].

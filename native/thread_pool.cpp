@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <utility>
+
 namespace octavo {
 
 static inline void pause_cpu() {
@@ -38,6 +40,17 @@ void ThreadPool::stop() {
     for (auto& worker : workers_) worker.join();
 }
 
+// Spins until done(). A core may be shared or taken away: after some tens of microseconds, lets whoever holds it run.
+template <class Done>
+static void spin_until(Done&& done) {
+    for (int spins = 0; !done(); ++spins) {
+        if (spins < 4096)
+            pause_cpu();
+        else
+            sched_yield();
+    }
+}
+
 void ThreadPool::enter(Entry entry, void* context) {
     std::lock_guard<std::mutex> turn(mutex_);
     entry_ = entry;
@@ -46,8 +59,25 @@ void ThreadPool::enter(Entry entry, void* context) {
         epoch_.fetch_add(1, std::memory_order_release);
         epoch_.notify_all();
     }
-    entry(context, 0, threads_);
-    barrier();
+    run_entry(0);
+    spin_until([this] { return finished_.load(std::memory_order_acquire) == threads_; });
+    finished_.store(0, std::memory_order_relaxed);
+    if (!failed_.load(std::memory_order_relaxed)) return;
+    // Whoever waited at a barrier has left it: the next body finds it empty.
+    arrived_.store(0, std::memory_order_relaxed);
+    failed_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+// Ends with a meeting of its own, not a barrier: a thread that throws has an unknown number of barriers before it.
+void ThreadPool::run_entry(int thread) {
+    try {
+        entry_(context_, thread, threads_);
+    } catch (const Abandoned&) {
+    } catch (...) {
+        if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+    }
+    finished_.fetch_add(1, std::memory_order_acq_rel);
 }
 
 void ThreadPool::work(int thread) {
@@ -56,8 +86,7 @@ void ThreadPool::work(int thread) {
         epoch_.wait(seen, std::memory_order_acquire);
         seen = epoch_.load(std::memory_order_acquire);
         if (stop_.load(std::memory_order_relaxed)) return;
-        entry_(context_, thread, threads_);
-        barrier();
+        run_entry(thread);
     }
 }
 
@@ -69,13 +98,10 @@ void ThreadPool::barrier() {
         phase_.store(phase + 1, std::memory_order_release);
         return;
     }
-    // A core may be shared or taken away: after some tens of microseconds, let whoever holds it run.
-    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-        if (spins < 4096)
-            pause_cpu();
-        else
-            sched_yield();
-    }
+    spin_until([&] {
+        if (failed_.load(std::memory_order_relaxed)) throw Abandoned();
+        return phase_.load(std::memory_order_acquire) != phase;
+    });
 }
 
 }  // namespace octavo

@@ -282,6 +282,19 @@ class TestCache:
             for block, source in enumerate([2, 0, 1, 3, 0]):
                 np.testing.assert_array_equal(cache.read_block(layer, block), before[layer][source])
 
+    @pytest.mark.parametrize("blocks", [70, 1500])
+    def test_many_copies_read_before_they_write(self, isa: str, dtype: str, blocks: int) -> None:
+        """However many there are: a permutation of all blocks, in which each is both source and destination."""
+        rng = np.random.default_rng(7)
+        cache = _native.KVCache(1, blocks, 16, 1, 16, dtype)
+        k, v = rng.integers(0, 100, (2, 16 * blocks, 16)).astype(np.float32)
+        _native.store(_native.select_isa(isa), POOLS[1], cache, 0, k, v, np.arange(16 * blocks))
+        target = rng.permutation(blocks).astype(np.int32)
+        cache.copy_blocks(np.arange(blocks, dtype=np.int32), target)
+        got = [np.stack(parts) for parts in zip(*(cache.read_block(0, block) for block in target), strict=True)]
+        for values, expected in zip(got, (k, v), strict=True):
+            np.testing.assert_array_equal(values, expected.reshape(blocks, 16, 1, 16))
+
     def test_clear(self, isa: str, dtype: str) -> None:
         cache = _native.KVCache(2, 3, 32, 2, 16, dtype)
         ones = np.ones((96, 32), np.float32)

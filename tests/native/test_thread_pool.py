@@ -1,0 +1,19 @@
+"""Exceptions in a thread pool's bodies reach the caller, and the pool goes on."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from isa_program import HERE, NATIVE
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_an_exception_reaches_the_caller_and_the_pool_goes_on(tmp_path: Path) -> None:
+    program = tmp_path / "check_thread_pool"
+    sources = [HERE / "check_thread_pool.cpp", NATIVE / "thread_pool.cpp"]
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-Wall", "-Wextra", f"-I{NATIVE}", "-pthread"]
+    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
