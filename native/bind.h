@@ -1,6 +1,8 @@
 // What the binding files share. There is one of them a topic; none does arithmetic.
 #pragma once
 
+#include <stdexcept>
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -19,6 +21,11 @@ template <class T>
 using Array1 = nb::ndarray<T, nb::numpy, nb::shape<-1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Array2 = nb::ndarray<T, nb::numpy, nb::shape<-1, -1>, nb::c_contig, nb::device::cpu>;
+
+// What a caller hands in is checked before it is trusted: native code has no later line of defence.
+inline void require(bool fine, const char* what) {
+    if (!fine) throw std::invalid_argument(what);
+}
 
 void bind_weights(nb::module_& m);    // pack(), PackedWeight
 void bind_attention(nb::module_& m);  // KVCache

@@ -24,10 +24,6 @@ Out new_floats(std::vector<size_t> shape, float fill) {
     return Out(data, shape.size(), shape.data(), owner);
 }
 
-void require(bool fine, const char* what) {
-    if (!fine) throw std::invalid_argument(what);
-}
-
 void check_blocks(const KVCache& cache, const Array1<const int32_t>& ids) {
     for (size_t i = 0; i < ids.shape(0); ++i) require(ids(i) >= 0 && ids(i) < cache.num_blocks(), "a block id lies outside the cache");
 }
@@ -59,14 +55,14 @@ Out attention(const KernelTable& isa, ThreadPool& pool, const KVCache& cache, in
     require(query_start.shape(0) == seqs + 1 && block_table.shape(0) == seqs,
             "query_start, seq_lens and block_table disagree on the sequences");
     require(query_start(0) == 0 && static_cast<size_t>(query_start(seqs)) <= tokens, "query_start must begin at 0 and end within q");
-    require(layers > 0 && layer >= 0 && layer + layers <= cache.num_layers(), "layers lie outside the cache");
+    require(layers > 0 && layer >= 0 && layers <= cache.num_layers() - layer, "layers lie outside the cache");
     int64_t longest = 1;
     for (size_t seq = 0; seq < seqs; ++seq) {
-        const int count = query_start(seq + 1) - query_start(seq), length = seq_lens(seq);
+        const int64_t count = int64_t{query_start(seq + 1)} - query_start(seq), length = seq_lens(seq);
         require(count >= 0 && count <= length, "a sequence must have at least its query tokens, and these must not be negative");
-        longest = std::max<int64_t>(longest, length);
-        const int first = count > 0 && window > 0 ? std::max(0, length - count - window + 1) : 0;
-        for (int block = first / cache.block_size(); count > 0 && block * cache.block_size() < length; ++block) {
+        longest = std::max(longest, length);
+        const int64_t first = count > 0 && window > 0 ? std::max<int64_t>(0, length - count - window + 1) : 0;
+        for (int64_t block = first / cache.block_size(); count > 0 && block * cache.block_size() < length; ++block) {
             require(static_cast<size_t>(block) < block_table.shape(1), "a block table is too short");
             require(block_table(seq, block) >= 0 && block_table(seq, block) < cache.num_blocks(), "a block id lies outside the cache");
         }

@@ -34,6 +34,7 @@ double seconds_of(ThreadPool& pool, bool processor_time, Body&& body) {
 }
 
 std::vector<double> read_rates(ThreadPool& pool, int64_t bytes, int repeats, bool processor_time) {
+    require(bytes > 0, "probe_read needs bytes to read");
     Memory memory(bytes);
     std::memset(memory.data(), 1, static_cast<size_t>(bytes));
     std::vector<double> rates;
@@ -65,6 +66,10 @@ std::vector<double> linear_times(const KernelTable* isa, ThreadPool& pool, const
                                  int rows, int repeats, bool processor_time) {
     if (weights.empty()) return {};
     const PackedWeight& w = weights[0]->packed;
+    require(rows > 0, "probe_linear needs rows");
+    for (const auto& other : weights)
+        require(other->table == isa && other->packed.n == w.n && other->packed.k == w.k && other->packed.format == w.format,
+                "the weights must be of one shape and format, and packed for this instruction set");
     const Act act = isa->act_of(w.format);
     Memory x(int64_t{4} * rows * w.k), form(isa -> act_bytes(act, w.k) * rows), out(int64_t{4} * rows * w.n);
     for (int64_t i = 0; i < int64_t{rows} * w.k; ++i) reinterpret_cast<float*>(x.data())[i] = static_cast<float>(i % 251 - 125) / 64.0f;

@@ -1,3 +1,6 @@
+#include <optional>
+
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
@@ -42,6 +45,132 @@ Rows rows_of(char kind) {
         default:
             throw std::invalid_argument(std::string("Rows are T, S or R, not ") + kind);
     }
+}
+
+// Room for `width` float32 values in each row that a step may have.
+float* floats(const Program& p, Rows rows, int64_t offset, int64_t width) {
+    require(width > 0, "rows must have at least one column");
+    return p.at<float>(offset, p.inputs->capacity(rows), 4 * width);
+}
+
+Act act_from(int number) {
+    require(number >= 0 && number <= static_cast<int>(Act::q8w), "there is no form of activations of this number");
+    return static_cast<Act>(number);
+}
+
+StepInputs::Group& group_of(Program& p, int group) {
+    require(group >= 0 && static_cast<size_t>(group) < p.inputs->groups.size(), "the inputs have no such cache group");
+    return p.inputs->groups[static_cast<size_t>(group)];
+}
+
+void check_weight(const Program& p, const PackedWeightOwner& weight) {
+    require(weight.table == p.table, "the weight was packed for another instruction set");
+}
+
+using Bias = std::optional<Array1<const float>>;
+
+void record_linear(Program& p, char kind, const std::vector<int64_t>& xs, const std::vector<std::shared_ptr<PackedWeightOwner>>& weights,
+                   const std::vector<Bias>& biases, const std::vector<int64_t>& outs, const std::vector<bool>& accumulate) {
+    constexpr size_t kMost = 8;
+    const size_t count = weights.size();
+    require(count >= 1 && count <= kMost, "a linear op takes 1 to 8 weights");
+    require(xs.size() == count && biases.size() == count && outs.size() == count && accumulate.size() == count,
+            "a linear op needs an input, a bias or None, an output and a flag for each weight");
+    const Rows rows = rows_of(kind);
+    const int64_t most = p.inputs->capacity(rows);
+    std::vector<LinearArgs> list;
+    for (size_t i = 0; i < count; ++i) {
+        check_weight(p, *weights[i]);
+        const PackedWeight& w = weights[i]->packed;
+        require(!biases[i] || biases[i]->shape(0) == static_cast<size_t>(w.n), "a bias must have a value for each row of its weight");
+        const std::byte* x = p.at<std::byte>(xs[i], most, p.table->act_bytes(p.table->act_of(w.format), w.k));
+        list.push_back({&w, x, 0, biases[i] ? biases[i]->data() : nullptr, floats(p, rows, outs[i], w.n), w.n, accumulate[i]});
+    }
+    // Every thread of a step writes the same row count: the list is refreshed by each into its own copy on the stack.
+    p.push(
+        [&p, list, weights, biases, rows](int thread, int threads) {
+            LinearArgs args[kMost];
+            for (size_t i = 0; i < list.size(); ++i) {
+                args[i] = list[i];
+                args[i].rows = p.inputs->count(rows);
+            }
+            p.table->linear(args, static_cast<int>(list.size()), thread, threads);
+        },
+        "linear");
+}
+
+void record_attention(Program& p, int group, std::shared_ptr<KVCache> cache, int layer, int64_t q, int64_t k, int64_t v, int heads,
+                      int window, float scale, float softcap, int64_t max_seq_len, int64_t scratch, int64_t out) {
+    auto& inputs = group_of(p, group);
+    require(layer >= 0 && layer < cache->num_layers(), "layer lies outside the cache");
+    require(heads > 0 && heads % cache->kv_heads() == 0, "heads must be a multiple of kv_heads");
+    require(window >= 0 && max_seq_len > 0, "window must not be negative, and max_seq_len must be positive");
+    const CacheLayer stored = cache->layer(layer);
+    const GroupLimits limits{stored.num_blocks, stored.block_size, window, max_seq_len};
+    auto& known = p.limits[static_cast<size_t>(group)];
+    require(!known || *known == limits, "the layers of a cache group share a window, a longest sequence, and caches of one shape");
+    const int64_t kv_width = int64_t{stored.kv_heads} * stored.head_dim, width = int64_t{heads} * stored.head_dim;
+    const int64_t scratch_bytes =
+        p.table->attention_scratch(p.inputs->max_tokens, p.inputs->max_seqs, heads, stored.head_dim, max_seq_len, p.pool->threads());
+    StoreArgs s{
+        floats(p, Rows::tokens, k, kv_width), floats(p, Rows::tokens, v, kv_width), kv_width, inputs.slot_mapping.data(), 0, stored};
+    AttentionArgs a{floats(p, Rows::tokens, q, width),
+                    width,
+                    floats(p, Rows::tokens, out, width),
+                    width,
+                    p.inputs->query_start.data(),
+                    p.inputs->seq_lens.data(),
+                    inputs.block_table.data(),
+                    inputs.max_blocks,
+                    0,
+                    heads,
+                    window,
+                    scale,
+                    softcap,
+                    stored,
+                    p.at<std::byte>(scratch, 1, scratch_bytes)};
+    if (!known) {
+        known = limits;
+        p.prepare([&p, group, limits] { p.inputs->check_group(static_cast<size_t>(group), limits); });
+    }
+    record(p, "store", s, &StoreArgs::rows, Rows::tokens, &KernelTable::store, cache);
+    record(p, "attention", a, &AttentionArgs::seqs, Rows::seqs, &KernelTable::attention);
+    record(p, "attention_merge", a, &AttentionArgs::seqs, Rows::seqs, &KernelTable::attention_merge);
+}
+
+void record_sample(Program& p, int64_t logits, int columns, std::shared_ptr<SampleInputs> sampling) {
+    require(columns >= sampling->vocab, "the logits have fewer columns than the sampler has tokens");
+    require(p.pool->threads() <= sampling->threads, "the sampler has scratch for fewer threads than the pool has");
+    const float* rows = floats(p, Rows::outputs, logits, columns);
+    auto args = std::make_shared<SampleArgs>();
+    p.prepare([&p, args, sampling, rows, columns] { *args = sampling->args(rows, columns, p.inputs->rows); });
+    p.push([&p, args, sampling](int thread, int threads) { p.table->sample(*args, thread, threads); }, "sample");
+}
+
+using CallArgument = std::tuple<char, int64_t, int64_t>;  // rows, offset, columns
+
+void record_call(Program& p, nb::callable function, const std::vector<CallArgument>& arguments, int64_t out) {
+    require(!arguments.empty(), "a called function needs an array");
+    for (auto [rows, offset, columns] : arguments) floats(p, rows_of(rows), offset, columns);
+    // The result replaces the rows of `out`, which is shaped like the first argument.
+    const Rows kind = rows_of(std::get<0>(arguments[0]));
+    const size_t width = static_cast<size_t>(std::get<2>(arguments[0]));
+    float* target = floats(p, kind, out, std::get<2>(arguments[0]));
+    p.push_host(
+        [&p, function, arguments, kind, width, target] {
+            nb::gil_scoped_acquire gil;
+            nb::list arrays;
+            for (auto [rows, offset, columns] : arguments)
+                arrays.append(nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(
+                    floats(p, rows_of(rows), offset, columns),
+                    {static_cast<size_t>(p.inputs->count(rows_of(rows))), static_cast<size_t>(columns)}, nb::cast(&p))));
+            auto result = nb::cast<Array2<const float>>(function(*nb::tuple(arrays)));
+            const size_t count = static_cast<size_t>(p.inputs->count(kind));
+            if (result.shape(0) != count || result.shape(1) != width)
+                throw nb::value_error("A called function must return a float32 array shaped like its first argument.");
+            std::memcpy(target, result.data(), count * width * sizeof(float));
+        },
+        "call");
 }
 
 }  // namespace
@@ -99,61 +228,41 @@ void bind_program(nb::module_& m) {
         .def(
             "floats",
             [](nb::handle_t<Program> self, int64_t offset, int64_t rows, int64_t columns) {
-                return nb::ndarray<nb::numpy, float, nb::ndim<2>>(nb::cast<Program&>(self).at<float>(offset),
+                require(columns >= 0 && columns <= INT32_MAX, "columns must not be negative");
+                return nb::ndarray<nb::numpy, float, nb::ndim<2>>(nb::cast<Program&>(self).at<float>(offset, rows, 4 * columns),
                                                                   {static_cast<size_t>(rows), static_cast<size_t>(columns)}, self);
             },
             nb::arg("offset"), nb::arg("rows"), nb::arg("columns"), "A view of a float32 buffer in the workspace.")
         .def(
             "update_cache",
             [](Program& p, int group, std::shared_ptr<KVCache> cache) {
-                p.push(
-                    [&p, group, cache](int thread, int threads) {
-                        auto& g = p.inputs->groups[static_cast<size_t>(group)];
-                        cache->copy(g.copy_source.data(), g.copy_target.data(), g.num_copies, thread, threads);
-                    },
-                    "copy_blocks");
-                p.push(
-                    [&p, group, cache](int thread, int threads) {
-                        auto& g = p.inputs->groups[static_cast<size_t>(group)];
-                        cache->clear(g.opened.data(), static_cast<int>(g.opened.size()), thread, threads);
-                    },
-                    "clear_blocks");
+                auto& g = group_of(p, group);
+                p.prepare([&p, group, blocks = cache->num_blocks()] { p.inputs->check_updates(static_cast<size_t>(group), blocks); });
+                p.push([&g, cache](int thread,
+                                   int threads) { cache->copy(g.copy_source.data(), g.copy_target.data(), g.num_copies, thread, threads); },
+                       "copy_blocks");
+                p.push([&g, cache](int thread,
+                                   int threads) { cache->clear(g.opened.data(), static_cast<int>(g.opened.size()), thread, threads); },
+                       "clear_blocks");
             },
             nb::arg("group"), nb::arg("cache"))
         .def("embed",
              [](Program& p, std::shared_ptr<PackedWeightOwner> weight, float scale, int64_t out) {
-                 EmbedArgs a{&weight->packed, p.inputs->token_ids.data(), 0, scale, p.at<float>(out), weight->packed.k};
+                 check_weight(p, *weight);
+                 const PackedWeight& w = weight->packed;
+                 EmbedArgs a{&w, p.inputs->token_ids.data(), 0, scale, floats(p, Rows::tokens, out, w.k), w.k};
+                 p.prepare([&p, vocab = w.n] { p.inputs->check_token_ids(vocab); });
                  record(p, "embed", a, &EmbedArgs::rows, Rows::tokens, &KernelTable::embed, weight);
              })
         .def("quantize",
-             [](Program& p, char rows, int act, int64_t x, int k, int64_t out) {
-                 QuantizeArgs a{static_cast<Act>(act), p.at<float>(x), k, 0, k, p.at<std::byte>(out)};
-                 record(p, "quantize", a, &QuantizeArgs::rows, rows_of(rows), &KernelTable::quantize);
+             [](Program& p, char kind, int number, int64_t x, int k, int64_t out) {
+                 const Act act = act_from(number);
+                 const Rows rows = rows_of(kind);
+                 QuantizeArgs a{
+                     act, floats(p, rows, x, k), k, 0, k, p.at<std::byte>(out, p.inputs->capacity(rows), p.table->act_bytes(act, k))};
+                 record(p, "quantize", a, &QuantizeArgs::rows, rows, &KernelTable::quantize);
              })
-        .def(
-            "linear",
-            [](Program& p, char rows, const std::vector<int64_t>& xs, const std::vector<std::shared_ptr<PackedWeightOwner>>& weights,
-               nb::list biases, const std::vector<int64_t>& outs, const std::vector<bool>& accumulate) {
-                std::vector<LinearArgs> list;
-                for (size_t i = 0; i < weights.size(); ++i) {
-                    const float* bias = nullptr;
-                    if (!biases[i].is_none()) bias = nb::cast<Array1<const float>>(biases[i], false).data();
-                    list.push_back(
-                        {&weights[i]->packed, p.at<std::byte>(xs[i]), 0, bias, p.at<float>(outs[i]), weights[i]->packed.n, accumulate[i]});
-                }
-                // Every thread of a step writes the same row count: the list is refreshed by each into its own copy on the stack.
-                p.push(
-                    [&p, list, weights, kind = rows_of(rows)](int thread, int threads) {
-                        LinearArgs args[8];
-                        for (size_t i = 0; i < list.size(); ++i) {
-                            args[i] = list[i];
-                            args[i].rows = p.inputs->count(kind);
-                        }
-                        p.table->linear(args, static_cast<int>(list.size()), thread, threads);
-                    },
-                    "linear");
-            },
-            nb::keep_alive<1, 5>(), "At most 8 weights, run as one op.")
+        .def("linear", &record_linear, "At most 8 weights, run as one op.")
         .def(
             "gated_linear",
             [](Program& p, char rows, int kind, const std::vector<int64_t>& xs,
@@ -179,115 +288,96 @@ void bind_program(nb::module_& m) {
             nb::keep_alive<1, 6>())
         .def(
             "rms_norm",
-            [](Program& p, char rows, int64_t x, Array1<const float> weight, float epsilon, float offset, int groups, int64_t out) {
-                int size = static_cast<int>(weight.shape(0));
-                NormArgs a{p.at<float>(x), int64_t{groups} * size, weight.data(),         epsilon, offset, 0, groups,
-                           size,           p.at<float>(out),       int64_t{groups} * size};
-                record(p, "rms_norm", a, &NormArgs::rows, rows_of(rows), &KernelTable::rms_norm);
+            [](Program& p, char kind, int64_t x, Array1<const float> weight, float epsilon, float offset, int groups, int64_t out) {
+                const Rows rows = rows_of(kind);
+                const int64_t width = static_cast<int64_t>(weight.shape(0)) * groups;
+                require(groups > 0 && width <= INT32_MAX, "a norm needs groups of fewer than 2147483648 values together");
+                const int size = static_cast<int>(weight.shape(0));
+                NormArgs a{floats(p, rows, x, width),   width, weight.data(), epsilon, offset, 0, groups, size,
+                           floats(p, rows, out, width), width};
+                record(p, "rms_norm", a, &NormArgs::rows, rows, &KernelTable::rms_norm);
             },
             nb::keep_alive<1, 4>(), nb::arg("rows"), nb::arg("x"), nb::arg("weight").noconvert(), nb::arg("epsilon"), nb::arg("offset"),
             nb::arg("groups"), nb::arg("out"))
         .def(
             "rope_angles",
             [](Program& p, Array1<const double> inv_freq, double scale, int64_t out) {
-                RopeAnglesArgs a{p.inputs->positions.data(),          inv_freq.data(), scale, 0,
-                                 static_cast<int>(inv_freq.shape(0)), p.at<float>(out)};
+                const int half = static_cast<int>(inv_freq.shape(0));
+                RopeAnglesArgs a{
+                    p.inputs->positions.data(), inv_freq.data(), scale, 0, half, floats(p, Rows::tokens, out, 2 * int64_t{half})};
                 record(p, "rope_angles", a, &RopeAnglesArgs::rows, Rows::tokens, &KernelTable::rope_angles);
             },
             nb::keep_alive<1, 2>(), nb::arg("inv_freq").noconvert(), nb::arg("scale"), nb::arg("out"))
         .def("rope",
              [](Program& p, int64_t angles, int64_t x, int heads, int head_dim, int half, bool interleaved) {
-                 RopeArgs a{p.at<float>(angles), p.at<float>(x), int64_t{heads} * head_dim, 0, heads, head_dim, half, interleaved};
+                 require(heads > 0 && half > 0 && half <= head_dim / 2, "rope rotates pairs of values of each head");
+                 const int64_t width = int64_t{heads} * head_dim;
+                 RopeArgs a{floats(p, Rows::tokens, angles, 2 * int64_t{half}),
+                            floats(p, Rows::tokens, x, width),
+                            width,
+                            0,
+                            heads,
+                            head_dim,
+                            half,
+                            interleaved};
                  record(p, "rope", a, &RopeArgs::rows, Rows::tokens, &KernelTable::rope);
              })
         .def("activation",
-             [](Program& p, char rows, int kind, int64_t gate, int64_t up, int size, int64_t out) {
-                 ActivationArgs a{static_cast<Activation>(kind),
-                                  p.at<float>(gate),
-                                  up < 0 ? nullptr : p.at<float>(up),
+             [](Program& p, char kind, int number, int64_t gate, int64_t up, int size, int64_t out) {
+                 require(number >= 0 && number <= static_cast<int>(Activation::relu), "there is no activation of this number");
+                 const Rows rows = rows_of(kind);
+                 ActivationArgs a{static_cast<Activation>(number),
+                                  floats(p, rows, gate, size),
+                                  up < 0 ? nullptr : floats(p, rows, up, size),
                                   size,
                                   size,
                                   0,
                                   size,
-                                  p.at<float>(out),
+                                  floats(p, rows, out, size),
                                   size};
-                 record(p, "activation", a, &ActivationArgs::rows, rows_of(rows), &KernelTable::activation);
+                 record(p, "activation", a, &ActivationArgs::rows, rows, &KernelTable::activation);
              })
         .def("add",
-             [](Program& p, char rows, int64_t x, int64_t y, float factor, int size, int64_t out) {
-                 AddArgs a{p.at<float>(x), y < 0 ? nullptr : p.at<float>(y), factor, size, 0, size, p.at<float>(out)};
-                 record(p, "add", a, &AddArgs::rows, rows_of(rows), &KernelTable::add);
+             [](Program& p, char kind, int64_t x, int64_t y, float factor, int size, int64_t out) {
+                 const Rows rows = rows_of(kind);
+                 AddArgs a{floats(p, rows, x, size),  y < 0 ? nullptr : floats(p, rows, y, size), factor, size, 0, size,
+                           floats(p, rows, out, size)};
+                 record(p, "add", a, &AddArgs::rows, rows, &KernelTable::add);
              })
         .def("select_rows",
              [](Program& p, int64_t x, int size, int64_t out) {
-                 SelectArgs a{p.at<float>(x), size, p.inputs->output_rows.data(), 0, size, p.at<float>(out)};
+                 SelectArgs a{floats(p, Rows::tokens, x, size),   size, p.inputs->output_rows.data(), 0, size,
+                              floats(p, Rows::outputs, out, size)};
+                 p.prepare([&p] { p.inputs->check_output_rows(); });
                  record(p, "select_rows", a, &SelectArgs::rows, Rows::outputs, &KernelTable::select);
              })
         .def("softcap",
-             [](Program& p, char rows, int64_t x, int size, float cap, float scale) {
-                 SoftcapArgs a{p.at<float>(x), size, 0, size, cap, scale};
-                 record(p, "softcap", a, &SoftcapArgs::rows, rows_of(rows), &KernelTable::softcap);
+             [](Program& p, char kind, int64_t x, int size, float cap, float scale) {
+                 const Rows rows = rows_of(kind);
+                 SoftcapArgs a{floats(p, rows, x, size), size, 0, size, cap, scale};
+                 record(p, "softcap", a, &SoftcapArgs::rows, rows, &KernelTable::softcap);
              })
         .def("pool",
              [](Program& p, int64_t x, int size, bool mean, int64_t out) {
-                 PoolArgs a{p.at<float>(x), size, p.inputs->query_start.data(), 0, size, mean, p.at<float>(out)};
+                 PoolArgs a{floats(p, Rows::tokens, x, size), size, p.inputs->query_start.data(), 0, size, mean,
+                            floats(p, Rows::seqs, out, size)};
                  record(p, "pool", a, &PoolArgs::seqs, Rows::seqs, &KernelTable::pool);
              })
-        .def("attention",
-             [](Program& p, int group, std::shared_ptr<KVCache> cache, int layer, int64_t q, int64_t k, int64_t v, int heads, int window,
-                float scale, float softcap, int64_t scratch, int64_t out) {
-                 const CacheLayer stored = cache->layer(layer);
-                 int64_t kv_width = int64_t{stored.kv_heads} * stored.head_dim, width = int64_t{heads} * stored.head_dim;
-                 auto& inputs = p.inputs->groups[static_cast<size_t>(group)];
-                 StoreArgs s{p.at<float>(k), p.at<float>(v), kv_width, inputs.slot_mapping.data(), 0, stored};
-                 AttentionArgs a{p.at<float>(q),
-                                 width,
-                                 p.at<float>(out),
-                                 width,
-                                 p.inputs->query_start.data(),
-                                 p.inputs->seq_lens.data(),
-                                 inputs.block_table.data(),
-                                 inputs.max_blocks,
-                                 0,
-                                 heads,
-                                 window,
-                                 scale,
-                                 softcap,
-                                 stored,
-                                 p.at<std::byte>(scratch)};
-                 record(p, "store", s, &StoreArgs::rows, Rows::tokens, &KernelTable::store, cache);
-                 record(p, "attention", a, &AttentionArgs::seqs, Rows::seqs, &KernelTable::attention);
-                 record(p, "attention_merge", a, &AttentionArgs::seqs, Rows::seqs, &KernelTable::attention_merge);
-             })
-        .def("sample",
-             [](Program& p, int64_t logits, int columns, std::shared_ptr<SampleInputs> sampling) {
-                 auto args = std::make_shared<SampleArgs>();
-                 p.prepare([&p, args, sampling, logits, columns] { *args = sampling->args(p.at<float>(logits), columns, p.inputs->rows); });
-                 p.push([&p, args, sampling](int thread, int threads) { p.table->sample(*args, thread, threads); }, "sample");
-             })
-        .def("call", [](Program& p, nb::callable function, const std::vector<std::tuple<char, int64_t, int64_t>>& arguments, int64_t out) {
-            // The result replaces the rows of `out`, which is shaped like the first argument.
-            p.push_host(
-                [&p, function, arguments, out] {
-                    nb::gil_scoped_acquire gil;
-                    nb::list arrays;
-                    for (auto [rows, offset, columns] : arguments)
-                        arrays.append(nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(
-                            p.at<float>(offset), {static_cast<size_t>(p.inputs->count(rows_of(rows))), static_cast<size_t>(columns)},
-                            nb::cast(&p))));
-                    auto [rows, offset, columns] = arguments[0];
-                    auto result = nb::cast<Array2<const float>>(function(*nb::tuple(arrays)));
-                    size_t count = static_cast<size_t>(p.inputs->count(rows_of(rows)));
-                    if (result.shape(0) != count || result.shape(1) != static_cast<size_t>(columns))
-                        throw nb::value_error("A called function must return a float32 array shaped like its first argument.");
-                    std::memcpy(p.at<float>(out), result.data(), count * static_cast<size_t>(columns) * sizeof(float));
-                },
-                "call");
-        });
-    m.def("act_of", [](const KernelTable* isa, int format) { return static_cast<int>(isa->act_of(static_cast<Format>(format))); });
-    m.def("act_bytes", [](const KernelTable* isa, int act, int k) { return isa->act_bytes(static_cast<Act>(act), k); });
+        .def("attention", &record_attention)
+        .def("sample", &record_sample)
+        .def("call", &record_call);
+    m.def("act_of", [](const KernelTable* isa, int format) {
+        require(format >= 0 && format <= static_cast<int>(Format::i4k), "there is no format of this number");
+        return static_cast<int>(isa->act_of(static_cast<Format>(format)));
+    });
+    m.def("act_bytes", [](const KernelTable* isa, int act, int k) {
+        require(k > 0, "rows must have at least one column");
+        return isa->act_bytes(act_from(act), k);
+    });
     m.def("attention_scratch",
           [](const KernelTable* isa, int max_tokens, int max_seqs, int heads, int head_dim, int64_t max_seq_len, int threads) {
+              require(heads > 0 && head_dim > 0 && head_dim <= 256 && max_seq_len > 0 && max_seq_len <= INT32_MAX && threads > 0,
+                      "attention needs heads of up to 256 values, a length and threads");
               return isa->attention_scratch(max_tokens, max_seqs, heads, head_dim, max_seq_len, threads);
           });
 }

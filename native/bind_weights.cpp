@@ -34,6 +34,7 @@ nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<We
                   const std::vector<std::optional<Array1<const float>>>& biases, std::optional<Array2<float>> into) {
     const int rows = static_cast<int>(x.shape(0)), k = static_cast<int>(x.shape(1));
     int64_t n = 0;
+    require(!weights.empty(), "linear needs a weight");
     for (const auto& weight : weights) {
         check(isa, *weight);
         if (weight->packed.k != k)

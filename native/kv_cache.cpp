@@ -8,6 +8,8 @@
 namespace octavo {
 namespace {
 
+constexpr int kMost = 1 << 16;  // layers, and KV heads: their product is a size that cannot overflow
+
 int64_t element_bytes(CacheType type) { return type == CacheType::f32 ? 4 : 2; }
 
 void check(bool fine, const std::string& what, int64_t value, const std::string& limit) {
@@ -24,17 +26,19 @@ CacheType cache_type(const std::string& name) {
 }
 
 int64_t KVCache::bytes_per_block(int num_layers, int block_size, int kv_heads, int head_dim, CacheType type) {
+    check(num_layers > 0 && num_layers <= kMost, "layer count", num_layers, "it must be positive and at most 65536");
+    check(kv_heads > 0 && kv_heads <= kMost, "KV head count", kv_heads, "it must be positive and at most 65536");
+    check(block_size > 0 && block_size % kKeyTile == 0 && block_size <= 128, "block size", block_size,
+          "it must be a multiple of 16 up to 128");
+    check(head_dim > 0 && head_dim % 8 == 0 && head_dim <= kMaxHeadDim, "head size", head_dim, "it must be a multiple of 8 up to 256");
     return 2 * int64_t{num_layers} * block_size * kv_heads * padded_dim(head_dim) * element_bytes(type);
 }
 
 KVCache::KVCache(int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, CacheType type)
     : layout_{type, block_size, kv_heads, head_dim, num_blocks, nullptr, nullptr}, num_layers_(num_layers) {
-    check(num_layers > 0, "layer count", num_layers, "it must be positive");
     check(num_blocks > 0 && num_blocks <= INT32_MAX, "block count", num_blocks, "it must be positive and fit 31 bits");
-    check(block_size > 0 && block_size % kKeyTile == 0 && block_size <= 128, "block size", block_size,
-          "it must be a multiple of 16 up to 128");
-    check(kv_heads > 0, "KV head count", kv_heads, "it must be positive");
-    check(head_dim > 0 && head_dim % 8 == 0 && head_dim <= kMaxHeadDim, "head size", head_dim, "it must be a multiple of 8 up to 256");
+    check(num_blocks <= INT64_MAX / bytes_per_block(num_layers, block_size, kv_heads, head_dim, type), "block count", num_blocks,
+          "its bytes must fit 63 bits");
     block_bytes_ = bytes_per_block(1, block_size, kv_heads, head_dim, type) / 2;
     plane_bytes_ = block_bytes_ * num_blocks;
     memory_ = Memory(plane_bytes_ * 2 * num_layers);

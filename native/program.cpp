@@ -1,12 +1,33 @@
 #include "program.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <stdexcept>
 
 namespace octavo {
+namespace {
+
+void refuse(const char* array, int64_t value, int64_t low, int64_t high) {
+    throw std::out_of_range(std::string(array) + " holds " + std::to_string(value) + ", which is not from " + std::to_string(low) + " to " +
+                            std::to_string(high) + ".");
+}
+
+// Whether all of `count` values are from low to high; the first that is not is named.
+template <class T>
+void check_values(const char* array, const T* values, int64_t count, int64_t low, int64_t high) {
+    for (int64_t i = 0; i < count; ++i)
+        if (values[i] < low || values[i] > high) refuse(array, values[i], low, high);
+}
+
+}  // namespace
 
 StepInputs::StepInputs(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks)
     : max_tokens(max_tokens), max_seqs(max_seqs), max_rows(max_rows) {
+    constexpr int64_t kMost = INT32_MAX;
+    check_values("StepInputs", std::array<int64_t, 2>{max_tokens, max_rows}.data(), 2, 1, kMost);
+    check_values("max_seqs", &max_seqs, 1, 1, KVCache::kMostCopies);  // each may bring a copy
+    check_values("max_blocks", max_blocks.data(), static_cast<int64_t>(max_blocks.size()), 1, kMost);
     token_ids.resize(static_cast<size_t>(max_tokens));
     positions.resize(static_cast<size_t>(max_tokens));
     query_start.resize(static_cast<size_t>(max_seqs) + 1);
@@ -23,8 +44,52 @@ StepInputs::StepInputs(int max_tokens, int max_seqs, int max_rows, const std::ve
     }
 }
 
+void StepInputs::check_counts() const {
+    check_values("tokens", &tokens, 1, 0, max_tokens);
+    check_values("seqs", &seqs, 1, 0, max_seqs);
+    check_values("rows", &rows, 1, 0, max_rows);
+    check_values("query_start", query_start.data(), 1, 0, 0);
+    for (int seq = 0; seq < seqs; ++seq)
+        check_values("query_start", &query_start[static_cast<size_t>(seq) + 1], 1, query_start[static_cast<size_t>(seq)], tokens);
+}
+
+void StepInputs::check_token_ids(int64_t vocab) const { check_values("token_ids", token_ids.data(), tokens, 0, vocab - 1); }
+
+void StepInputs::check_output_rows() const { check_values("output_rows", output_rows.data(), rows, 0, tokens - 1); }
+
+void StepInputs::check_updates(size_t group, int64_t num_blocks) const {
+    const Group& g = groups[group];
+    check_values("num_copies", &g.num_copies, 1, 0, max_seqs);
+    check_values("copy_source", g.copy_source.data(), g.num_copies, 0, num_blocks - 1);
+    check_values("copy_target", g.copy_target.data(), g.num_copies, 0, num_blocks - 1);
+    check_values("opened", g.opened.data(), static_cast<int64_t>(g.opened.size()), 0, num_blocks - 1);
+}
+
+void StepInputs::check_group(size_t group, const GroupLimits& limits) const {
+    const Group& g = groups[group];
+    check_values("slot_mapping", g.slot_mapping.data(), tokens, -1, limits.num_blocks * limits.block_size - 1);
+    const int64_t longest = std::min(limits.max_seq_len, g.max_blocks * limits.block_size);
+    for (int seq = 0; seq < seqs; ++seq) {
+        const int64_t start = query_start[static_cast<size_t>(seq)], count = query_start[static_cast<size_t>(seq) + 1] - start;
+        if (count == 0) continue;
+        check_values("seq_lens", &seq_lens[static_cast<size_t>(seq)], 1, count, longest);
+        // What lies wholly behind the window is never read.
+        const int64_t length = seq_lens[static_cast<size_t>(seq)];
+        const int64_t first = limits.window > 0 ? std::max<int64_t>(0, length - count - limits.window + 1) / limits.block_size : 0;
+        const int64_t end = (length + limits.block_size - 1) / limits.block_size;
+        check_values("block_table", &g.block_table[static_cast<size_t>(seq * g.max_blocks + first)], end - first, 0, limits.num_blocks - 1);
+    }
+}
+
 Program::Program(const KernelTable* table, std::shared_ptr<ThreadPool> pool, std::shared_ptr<StepInputs> inputs, int64_t workspace_bytes)
-    : table(table), pool(std::move(pool)), inputs(std::move(inputs)), workspace_(workspace_bytes) {}
+    : table(table), pool(std::move(pool)), inputs(std::move(inputs)), limits(this->inputs->groups.size()), workspace_(workspace_bytes) {}
+
+void Program::check_place(int64_t offset, int64_t rows, int64_t row_bytes) const {
+    const int64_t size = workspace_.bytes();
+    if (offset < 0 || offset > size || rows < 0 || row_bytes < 0 || (row_bytes > 0 && rows > (size - offset) / row_bytes))
+        throw std::out_of_range(std::to_string(rows) + " rows of " + std::to_string(row_bytes) + " bytes from " + std::to_string(offset) +
+                                " on do not lie in a workspace of " + std::to_string(size) + " bytes.");
+}
 
 void Program::run(int first, int last) {
     if (last < 0) last = segments();
@@ -33,6 +98,7 @@ void Program::run(int first, int last) {
                                 std::to_string(last) + ".");
     ++runs;
     if (first == last) return;
+    inputs->check_counts();
     for (auto& op : prepare_) op();
     size_t begin = first == 0 ? 0 : segment_ends_[static_cast<size_t>(first) - 1];
     size_t end = segment_ends_[static_cast<size_t>(last) - 1];

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,18 @@ namespace octavo {
 // What the rows of a buffer count.
 enum class Rows : uint8_t { tokens, seqs, outputs };
 
+// What the entries of a cache group's arrays must keep to, for all layers of the group.
+struct GroupLimits {
+    int64_t num_blocks;
+    int block_size, window;
+    int64_t max_seq_len;  // that the attention's scratch is for
+    bool operator==(const GroupLimits&) const = default;
+};
+
 // The arrays of a step that the host fills in place; sizes are fixed at start.
+//
+// Nothing in them is trusted: each run checks counts, and each op that reads indices has them checked before the first op of the run.
+// Exceptions are std::out_of_range and name the array.
 struct StepInputs {
     struct Group {                          // one cache group
         std::vector<int64_t> slot_mapping;  // [max_tokens]
@@ -43,6 +55,13 @@ struct StepInputs {
     std::vector<Group> groups;
 
     int count(Rows kind) const { return kind == Rows::tokens ? tokens : kind == Rows::seqs ? seqs : rows; }
+    int capacity(Rows kind) const { return kind == Rows::tokens ? max_tokens : kind == Rows::seqs ? max_seqs : max_rows; }
+
+    void check_counts() const;  // and query_start
+    void check_token_ids(int64_t vocab) const;
+    void check_output_rows() const;
+    void check_updates(size_t group, int64_t num_blocks) const;  // blocks copied and opened
+    void check_group(size_t group, const GroupLimits& limits) const;
 };
 
 class Program {
@@ -60,8 +79,10 @@ class Program {
     // Runs segments [first, last) of the step described by the inputs; -1 means to the end.
     void run(int first, int last);
 
+    // Where `rows` rows of `row_bytes` bytes start in the workspace; std::out_of_range where they do not lie in it.
     template <class T>
-    T* at(int64_t offset) const {
+    T* at(int64_t offset, int64_t rows, int64_t row_bytes) const {
+        check_place(offset, rows, row_bytes);
         return reinterpret_cast<T*>(workspace_.data() + offset);
     }
 
@@ -71,7 +92,8 @@ class Program {
     int segments() const { return static_cast<int>(segment_ends_.size()); }
     int64_t workspace_bytes() const { return workspace_.bytes(); }
     std::vector<std::string> op_names() const;
-    int64_t runs = 0;  // native calls made, for those who count
+    int64_t runs = 0;                                // native calls made, for those who count
+    std::vector<std::optional<GroupLimits>> limits;  // of each cache group that attention reads
 
     // Time spent in each op, summed over runs while `profile` is set; seconds, by thread 0.
     bool profile = false;
@@ -84,6 +106,7 @@ class Program {
         const char* name;
     };
     void run_ops(size_t begin, size_t end);
+    void check_place(int64_t offset, int64_t rows, int64_t row_bytes) const;
 
     Memory workspace_;
     std::vector<Entry> ops_;

@@ -41,8 +41,9 @@ class SampleInputs {
     // Scratch is for `threads` threads, the most that may run the sampler on these inputs.
     SampleInputs(int max_rows, int vocab, int max_logprobs, int threads)
         : max_rows(max_rows), vocab(vocab), max_logprobs(max_logprobs), threads(threads), mask_words((vocab + 31) / 32) {
-        if (max_rows < 1 || vocab < 1 || max_logprobs < 0 || threads < 1)
-            throw std::invalid_argument("SampleInputs needs at least one row, token and thread, and no negative max_logprobs.");
+        if (max_rows < 1 || vocab < 1 || vocab > 1 << 30 || max_logprobs < 0 || threads < 1)
+            throw std::invalid_argument(
+                "SampleInputs needs at least one row, token (2^30 at most) and thread, and no negative max_logprobs.");
         size_t rows = static_cast<size_t>(max_rows);
         source.resize(rows);
         for (size_t r = 0; r < rows; ++r) source[r] = static_cast<int32_t>(r);

@@ -157,6 +157,7 @@ class NativeOps:
                 spec.window,
                 spec.scale,
                 spec.softcap,
+                self._max_context,
                 i[3],
                 o[0],
             ),
