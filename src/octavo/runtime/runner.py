@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import _native
 from octavo.engine.batch import Batch, RangeOutput
 from octavo.runtime.inputs import InputWriter
 from octavo.runtime.sampler import BatchSampler
@@ -23,7 +26,9 @@ class Finished:
 class NativeRunner:
     """Owns the Program, its input arrays and the sampler's; knows nothing of scheduling."""
 
-    def __init__(self, program: Any, inputs: InputWriter, sampler: BatchSampler, logits: tuple[int, int]) -> None:
+    def __init__(
+        self, program: _native.Program, inputs: InputWriter, sampler: BatchSampler, logits: tuple[int, int]
+    ) -> None:
         """`logits`: offset in the workspace and width of the logits, for those who look at them."""
         self.program = program
         self._logits = logits
@@ -45,11 +50,11 @@ class NativeRunner:
         }
         return Finished(results)
 
-    def logits(self) -> Any:
+    def logits(self) -> NDArray[np.float32]:
         """A view of the last step's logits, float32 [output rows, vocabulary]; the next step overwrites it."""
         offset, width = self._logits
         return self.program.floats(offset, self.program.inputs.rows, width)
 
     def close(self) -> None:
-        """Lets go of the Program, and with it of weights, cache and workspace."""
-        self.program = None
+        """Lets go of the Program and of the arrays around it, and with them of weights, cache and workspace."""
+        vars(self).clear()
