@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.ops.interface import Activation, AttentionSpec, RopeSpec
@@ -21,7 +22,8 @@ Rows = Literal["T", "S", "R"]
 ACTIVATIONS: dict[str, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 ALIGNMENT = 64
 MAX_LINEAR_GROUP = 8
-Emit = Callable[[Any, list[int], list[int]], Any]  # (program, offsets of inputs, offsets of outputs)
+Vector = NDArray[np.float32]
+Emit = Callable[[_native.Program, list[int], list[int]], None]  # (program, offsets of inputs, offsets of outputs)
 
 
 @dataclass(eq=False, slots=True)
@@ -58,8 +60,8 @@ class NativeOps:
 
     def __init__(
         self,
-        isa: Any,
-        inputs: Any,
+        isa: _native.KernelTable,
+        inputs: _native.StepInputs,
         layers: Sequence[tuple[int, int]],
         num_groups: int,
         max_context: int,
@@ -68,7 +70,7 @@ class NativeOps:
         self._isa = isa
         self._inputs = inputs
         self._layers = layers
-        self._caches: Sequence[Any] = ()
+        self._caches: Sequence[_native.KVCache] = ()
         self._max_context = max_context
         self._threads = threads
         self._nodes: list[Node] = []
@@ -82,26 +84,24 @@ class NativeOps:
 
     # --- the vocabulary ---------------------------------------------------------------------------------------------
 
-    def embed(self, weight: Any, scale: float = 1.0) -> Buffer:
+    def embed(self, weight: _native.PackedWeight, scale: float = 1.0) -> Buffer:
         out = self._floats("T", weight.k)
         return self._add("embed", [], [out], lambda p, i, o: p.embed(weight, scale, o[0]))
 
-    def linear(self, x: Buffer, weight: Any, bias: Any = None) -> Buffer:
+    def linear(self, x: Buffer, weight: _native.PackedWeight, bias: Vector | None = None) -> Buffer:
         if x.width != weight.k:
             raise ValueError(f"linear: x has {x.width} columns, the weight takes {weight.k}")
         out = self._floats(x.rows, weight.n)
-        attributes = {"weights": [weight], "biases": [bias], "accumulate": [False]}
+        attributes: dict[str, Any] = {"weights": [weight], "biases": [bias], "accumulate": [False]}
 
-        def emit(p: Any, i: list[int], o: list[int]) -> Any:
+        def emit(p: _native.Program, i: list[int], o: list[int]) -> None:
             # Behind the inputs of its outputs stands the one that an accumulating linear adds to.
-            return p.linear(
-                x.rows, i[: len(o)], attributes["weights"], attributes["biases"], o, attributes["accumulate"]
-            )
+            p.linear(x.rows, i[: len(o)], attributes["weights"], attributes["biases"], o, attributes["accumulate"])
 
         self._nodes.append(Node("linear", [x], [out], emit, attributes))
         return out
 
-    def rms_norm(self, x: Buffer, weight: Any, eps: float, offset: float = 0.0) -> Buffer:
+    def rms_norm(self, x: Buffer, weight: Vector, eps: float, offset: float = 0.0) -> Buffer:
         groups, rest = divmod(x.width, len(weight))
         if rest:
             raise ValueError(f"rms_norm: {x.width} columns are not whole groups of {len(weight)}")
@@ -152,7 +152,9 @@ class NativeOps:
                 group,
                 self._caches[group],
                 index,
-                *i[:3],
+                i[0],
+                i[1],
+                i[2],
                 spec.num_heads,
                 spec.window,
                 spec.scale,
@@ -198,7 +200,7 @@ class NativeOps:
         out = self._floats("R", x.width)
         return self._add("select_rows", [x], [out], lambda p, i, o: p.select_rows(i[0], x.width, o[0]))
 
-    def logits(self, x: Buffer, weight: Any, softcap: float = 0.0, scale: float = 1.0) -> Buffer:
+    def logits(self, x: Buffer, weight: _native.PackedWeight, softcap: float = 0.0, scale: float = 1.0) -> Buffer:
         out = self.linear(x, weight)
         if softcap or scale != 1.0:
             self._add("softcap", [out], [out], lambda p, i, o: p.softcap(out.rows, o[0], out.width, softcap, scale))
@@ -224,7 +226,7 @@ class NativeOps:
 
     # --- from the list to a Program ---------------------------------------------------------------------------------
 
-    def sample(self, logits: Buffer, sample_inputs: Any) -> None:
+    def sample(self, logits: Buffer, sample_inputs: _native.SampleInputs) -> None:
         """Ends the recording: the sampler reads `logits` and leaves its outputs in `sample_inputs`."""
         self.cut()
         self._add("sample", [logits], [logits], lambda p, i, o: p.sample(i[0], logits.width, sample_inputs))
@@ -236,7 +238,7 @@ class NativeOps:
             self._size = place_buffers(self._nodes, self._capacity)
         return self._size
 
-    def build(self, pool: Any, caches: Sequence[Any]) -> Any:
+    def build(self, pool: _native.ThreadPool, caches: Sequence[_native.KVCache]) -> _native.Program:
         """The Program, over one KVCache for each cache group."""
         self._caches = caches
         program = _native.Program(self._isa, pool, self._inputs, self.workspace_bytes())
@@ -300,7 +302,7 @@ def fuse_residuals(nodes: list[Node]) -> list[Node]:
     return [node for i, node in enumerate(nodes) if i not in dropped]
 
 
-def prepare_activations(nodes: list[Node], isa: Any) -> list[Node]:
+def prepare_activations(nodes: list[Node], isa: _native.KernelTable) -> list[Node]:
     """Puts before each run of linears the forms of their input that their weights take, each made once."""
     result: list[Node] = []
     prepared: dict[tuple[int, int], Buffer] = {}

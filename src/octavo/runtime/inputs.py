@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from octavo import _native
 from octavo.engine.batch import Batch, ScheduledRange
 from octavo.engine.request import Sequence
 
 
 class InputWriter:
-    """Fills the arrays of `step` (a _native.StepInputs)."""
+    """Fills the arrays of `step`."""
 
-    def __init__(self, step: Any, block_size: int) -> None:
+    def __init__(self, step: _native.StepInputs, block_size: int) -> None:
         self._step = step
         self._block_size = block_size
         self._token_ids, self._positions = step.token_ids, step.positions

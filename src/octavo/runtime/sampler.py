@@ -23,29 +23,30 @@ FAILURES = {
 
 # What a row of the arrays holds: request, sequence index, whether stop ids are banned, ids that bad words ban, tokens
 # penalised.
-Held = tuple[Request | None, int, bool, tuple[int, ...], Any]
+Held = tuple[Request | None, int, bool, tuple[int, ...], _native.TokenCounts | None]
+Counted = tuple[Sequence, _native.TokenCounts, int]  # a sequence's tokens, as far as they are counted
 NOTHING: Held = (None, 0, False, NO_TOKENS, None)
 
 
 class BatchSampler:
-    """Fills `inputs` (a _native.SampleInputs) from batches. One batch at a time: `write`, the step, `read`.
+    """Fills `inputs` from batches. One batch at a time: `write`, the step, `read`.
 
     Rows of logits are in the order of the ranges: prompt rows by position, then one for each draft and the last.
     """
 
-    def __init__(self, inputs: Any) -> None:
+    def __init__(self, inputs: _native.SampleInputs) -> None:
         self._inputs = inputs
         self._source, self._position, self._target = inputs.source, inputs.position, inputs.target
         self._num_logprobs, self._masked = inputs.num_logprobs, inputs.masked
         self._held: list[Held] = [NOTHING] * inputs.max_rows
         # Of the sequences with penalties in the last step: their tokens, counted as far as `known`.
-        self._counts: dict[int, tuple[Sequence, Any, int]] = {}
+        self._counts: dict[int, Counted] = {}
 
     def write(self, batch: Batch) -> None:
         """Fills the rows of a step. Where a row depends on the tokens before it, none of them may be a -1."""
         sources: list[int] = []
         positions: list[int] = []
-        counts: dict[int, tuple[Sequence, Any, int]] = {}
+        counts: dict[int, Counted] = {}
         held, logits = self._held, 0
         for scheduled in batch.ranges:
             low, high = scheduled.prompt_logprob_rows
@@ -167,7 +168,7 @@ class BatchSampler:
             allowed[chosen[chosen < inputs.vocab]] = True
             inputs.mask[row] = np.packbits(allowed, bitorder="little").view("<u4")
 
-    def _count(self, sequence: Sequence, known: int, used: dict[int, tuple[Sequence, Any, int]]) -> Any:
+    def _count(self, sequence: Sequence, known: int, used: dict[int, Counted]) -> _native.TokenCounts:
         """The tokens of the first `known` positions, counted; kept from the last step where the sequence was in it."""
         entry = self._counts.get(id(sequence))  # it holds the sequence, so that the id is not another's
         prompt = sequence.num_prompt_tokens

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from octavo import _native
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.architectures import Model
 from octavo.runtime.kv_cache import CachePlan, GroupSpec, plan_cache
+from octavo.weights.packing import Packed
 
 GIB = 1 << 30
 # Half of what is free is the default pool: the machine is rarely ours alone, and pages are touched only as they are
@@ -50,8 +50,8 @@ def check_weights_fit(needed: int, available: int) -> None:
         )
 
 
-def weight_bytes(weights: Mapping[str, Any]) -> int:
-    return sum(weight.bytes if hasattr(weight, "bytes") else weight.nbytes for weight in weights.values())
+def weight_bytes(weights: Mapping[str, Packed]) -> int:
+    return sum(w.bytes if isinstance(w, _native.PackedWeight) else w.nbytes for w in weights.values())
 
 
 def plan_pool(

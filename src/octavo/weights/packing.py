@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from octavo import _native
@@ -15,6 +15,7 @@ from octavo.weights.tensor import Tensor, dequantize
 FLOAT_FORMATS = ("f32", "f16", "bf16")
 # Below this a model packs in about a second, and a bar would only flicker.
 PROGRESS_BYTES = 1 << 30
+Packed = _native.PackedWeight | NDArray[np.float32]
 
 
 def float_format(dtype: str, tensors: Mapping[str, Tensor]) -> str:
@@ -31,7 +32,9 @@ def float_format(dtype: str, tensors: Mapping[str, Tensor]) -> str:
     return "bf16" if most == "f32" else most
 
 
-def pack_weights(tensors: Mapping[str, Tensor], floats: str, isa: Any, pool: Any) -> dict[str, Any]:
+def pack_weights(
+    tensors: Mapping[str, Tensor], floats: str, isa: _native.KernelTable, pool: _native.ThreadPool
+) -> dict[str, Packed]:
     """Each matrix [n, k] packed for `isa`, each vector as a float32 array.
 
     floats: the packed type of floating point matrices. Quantised matrices keep their bits; see _native.default_format.
@@ -43,7 +46,7 @@ def pack_weights(tensors: Mapping[str, Tensor], floats: str, isa: Any, pool: Any
         if total >= PROGRESS_BYTES
         else None
     )
-    packed: dict[str, Any] = {}
+    packed: dict[str, Packed] = {}
     for name, tensor in tensors.items():
         if len(tensor.shape) == 1:
             packed[name] = np.ascontiguousarray(dequantize(tensor))
