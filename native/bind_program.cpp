@@ -194,6 +194,8 @@ void bind_program(nb::module_& m) {
     nb::class_<StepInputs>(m, "StepInputs")
         .def(nb::init<int, int, int, const std::vector<int64_t>&>(), nb::arg("max_tokens"), nb::arg("max_seqs"), nb::arg("max_rows"),
              nb::arg("max_blocks"))
+        .def_static("bytes", &StepInputs::bytes, nb::arg("max_tokens"), nb::arg("max_seqs"), nb::arg("max_rows"), nb::arg("max_blocks"),
+                    "What such arrays take; opened blocks come on top, up to a number for each of the pool.")
         .def_ro("max_tokens", &StepInputs::max_tokens)
         .def_ro("max_seqs", &StepInputs::max_seqs)
         .def_ro("max_rows", &StepInputs::max_rows)

@@ -1,7 +1,6 @@
 #include "program.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <stdexcept>
 
@@ -22,12 +21,20 @@ void check_values(const char* array, const T* values, int64_t count, int64_t low
 
 }  // namespace
 
+int64_t StepInputs::bytes(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks) {
+    constexpr int64_t kMost = INT32_MAX;
+    check_values("max_tokens", &max_tokens, 1, 1, kMost);
+    check_values("max_seqs", &max_seqs, 1, 1, KVCache::kMostCopies);  // each may bring a copy
+    check_values("max_rows", &max_rows, 1, 1, kMost);
+    check_values("max_blocks", max_blocks.data(), static_cast<int64_t>(max_blocks.size()), 1, kMost);
+    int64_t ints = 2 * int64_t{max_tokens} + 2 * int64_t{max_seqs} + 1 + max_rows;
+    for (int64_t blocks : max_blocks) ints += 2 * int64_t{max_tokens} + (blocks + 2) * max_seqs;
+    return ints * int64_t{sizeof(int32_t)};
+}
+
 StepInputs::StepInputs(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks)
     : max_tokens(max_tokens), max_seqs(max_seqs), max_rows(max_rows) {
-    constexpr int64_t kMost = INT32_MAX;
-    check_values("StepInputs", std::array<int64_t, 2>{max_tokens, max_rows}.data(), 2, 1, kMost);
-    check_values("max_seqs", &max_seqs, 1, 1, KVCache::kMostCopies);  // each may bring a copy
-    check_values("max_blocks", max_blocks.data(), static_cast<int64_t>(max_blocks.size()), 1, kMost);
+    bytes(max_tokens, max_seqs, max_rows, max_blocks);  // refuses what cannot be
     token_ids.resize(static_cast<size_t>(max_tokens));
     positions.resize(static_cast<size_t>(max_tokens));
     query_start.resize(static_cast<size_t>(max_seqs) + 1);

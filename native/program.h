@@ -45,6 +45,8 @@ struct StepInputs {
     };
 
     StepInputs(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks);
+    // What such arrays take.
+    static int64_t bytes(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks);
 
     int max_tokens, max_seqs, max_rows;
     int tokens = 0, seqs = 0, rows = 0;

@@ -128,12 +128,6 @@ def build(config: EngineConfig) -> LoadedModel:
         raise ConfigError(f"{threads} threads cannot be had: {error}. Use fewer with --threads.") from None
     max_model_len = context_limit(model, config)
     max_rows = max(config.max_num_seqs, MAX_N)
-    inputs = _native.StepInputs(
-        config.max_num_batched_tokens,
-        config.max_num_seqs,
-        max_rows,
-        [-(-max_model_len // config.block_size)] * len(model.config.cache_groups),
-    )
     available = available_memory()
     check_weights_fit(sum(tensor.data.nbytes for tensor in tensors.values()), available)
     floats = float_format(config.dtype, tensors)
@@ -148,23 +142,33 @@ def build(config: EngineConfig) -> LoadedModel:
     groups = model.config.cache_groups
     places = {layer: (group, index) for group, (_, layers) in enumerate(groups) for index, layer in enumerate(layers)}
     ops = NativeOps(
-        isa, inputs, [places[i] for i in range(model.config.num_layers)], len(groups), max_model_len, threads
+        isa,
+        {"T": config.max_num_batched_tokens, "S": config.max_num_seqs, "R": max_rows},
+        [places[i] for i in range(model.config.num_layers)],
+        len(groups),
+        threads,
     )
     logits = model.decoder(model.config, weights, ops)
     sampling = _native.SampleInputs(max_rows, model.config.vocab_size, config.max_logprobs, threads)
     ops.sample(logits, sampling)
 
+    def step_sizes(longest: int) -> tuple[int, int, int, list[int]]:
+        blocks = -(-longest // config.block_size)
+        return config.max_num_batched_tokens, config.max_num_seqs, max_rows, [blocks] * len(groups)
+
+    def workspace(longest: int) -> int:
+        return ops.workspace_bytes(longest) + sampling.bytes + _native.StepInputs.bytes(*step_sizes(longest))
+
     kv_type = floats  # keys and values are kept in the type that the model computes in
-    plan = plan_pool(
-        config, model, kv_type, available, weight_bytes(weights), ops.workspace_bytes() + sampling.bytes, max_model_len
-    )
+    plan = plan_pool(config, model, kv_type, available, weight_bytes(weights), workspace, max_model_len)
+    inputs = _native.StepInputs(*step_sizes(plan.max_model_len))
     caches = [
         _native.KVCache(
             len(layers), blocks, config.block_size, model.config.num_kv_heads, model.config.head_dim, kv_type
         )
         for (_, layers), blocks in zip(groups, plan.num_blocks, strict=True)
     ]
-    program = ops.build(pool, caches)
+    program = ops.build(pool, inputs, caches, plan.max_model_len)
 
     scheduler = Scheduler(
         SchedulerConfig(

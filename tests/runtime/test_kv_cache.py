@@ -26,20 +26,19 @@ groups = st.lists(
     max_num_seqs=st.integers(1, 512),
     block_size=st.sampled_from([16, 32, 128]),
     chunk=st.integers(16, 4096),
-    fit=st.booleans(),
 )
 def test_a_plan_holds_a_whole_sequence_and_stays_within_its_budget(
-    groups: list[GroupSpec], budget: int, max_model_len: int, max_num_seqs: int, block_size: int, chunk: int, fit: bool
+    groups: list[GroupSpec], budget: int, max_model_len: int, max_num_seqs: int, block_size: int, chunk: int
 ) -> None:
     try:
-        plan = plan_cache(groups, budget, max_model_len, max_num_seqs, block_size, chunk, fit)
+        plan = plan_cache(groups, budget, max_model_len, max_num_seqs, block_size, chunk)
     except ConfigError as error:
         needed = sum(blocks_for(g, max_model_len, block_size, chunk) * g.bytes_per_block for g in groups)
         assert needed > budget
         assert str(max_model_len) in str(error) and "--kv-cache-memory" in str(error)
         return
     assert plan.bytes <= budget
-    assert plan.max_model_len <= max_model_len and (fit or plan.max_model_len == max_model_len)
+    assert plan.max_model_len == max_model_len
     for group, blocks in zip(groups, plan.num_blocks, strict=True):
         need = blocks_for(group, plan.max_model_len, block_size, chunk)
         assert need <= blocks <= need * max_num_seqs
@@ -48,13 +47,12 @@ def test_a_plan_holds_a_whole_sequence_and_stays_within_its_budget(
 def test_what_the_refusal_suggests_works() -> None:
     specs = [GroupSpec(0, 30, 1 << 20)]
     with pytest.raises(ConfigError) as refused:
-        plan_cache(specs, 10 << 20, 4096, 8, 16, 512, fit=False)
+        plan_cache(specs, 10 << 20, 4096, 8, 16, 512)
     words = str(refused.value).replace(",", " ").split()
     length = int(words[words.index("--max-model-len") + 1])
-    assert plan_cache(specs, 10 << 20, length, 8, 16, 512, fit=False).max_model_len == length
+    assert plan_cache(specs, 10 << 20, length, 8, 16, 512).max_model_len == length
     size = next(word for word in words if word.endswith("MiB") and word[:-3].isdigit())
-    assert plan_cache(specs, int(size[:-3]) << 20, 4096, 8, 16, 512, fit=False).max_model_len == 4096
-    assert plan_cache(specs, 10 << 20, 4096, 8, 16, 512, fit=True).max_model_len == length
+    assert plan_cache(specs, int(size[:-3]) << 20, 4096, 8, 16, 512).max_model_len == 4096
 
 
 def test_a_window_group_needs_blocks_for_its_window_only() -> None:

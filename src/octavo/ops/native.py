@@ -56,28 +56,31 @@ class Node:
 
 
 class NativeOps:
-    """The recording backend. `layers[i]` is (cache group, index within it) of layer i."""
+    """The recording backend. `capacity`: the most rows of each kind that a step has; `layers[i]` is (cache group, index
+    within it) of layer i.
+    """
 
     def __init__(
         self,
         isa: _native.KernelTable,
-        inputs: _native.StepInputs,
+        capacity: Mapping[Rows, int],
         layers: Sequence[tuple[int, int]],
         num_groups: int,
-        max_context: int,
         threads: int,
     ) -> None:
         self._isa = isa
-        self._inputs = inputs
+        self._capacity = capacity
         self._layers = layers
-        self._caches: Sequence[_native.KVCache] = ()
-        self._max_context = max_context
         self._threads = threads
         self._nodes: list[Node] = []
         self._angles: dict[RopeSpec, Buffer] = {}
-        self._scratch: Buffer | None = None
-        self._size: int | None = None
-        self._capacity = {"T": inputs.max_tokens, "S": inputs.max_seqs, "R": inputs.max_rows}
+        # What all attention shares, and the heads (number, size) that it is for.
+        self._scratch = Buffer("S", 0, 0)
+        self._heads: set[tuple[int, int]] = set()
+        self._fused = False
+        # Known when the Program is built.
+        self._caches: Sequence[_native.KVCache] = ()
+        self._max_context = 0
         for group in range(num_groups):
             self._add("update_cache", [], [], self._update_cache(group))
         self.cut()
@@ -130,19 +133,8 @@ class NativeOps:
 
     def attention(self, q: Buffer, k: Buffer, v: Buffer, layer: int, spec: AttentionSpec) -> Buffer:
         group, index = self._layers[layer]
-        size = _native.attention_scratch(
-            self._isa,
-            self._inputs.max_tokens,
-            self._inputs.max_seqs,
-            spec.num_heads,
-            spec.head_dim,
-            self._max_context,
-            self._threads,
-        )
-        if self._scratch is None:
-            self._scratch = Buffer("S", 0, 0)
+        self._heads.add((spec.num_heads, spec.head_dim))
         scratch = self._scratch
-        scratch.row_bytes = max(scratch.row_bytes, -(-size // self._inputs.max_seqs))
         out = self._floats("T", q.width)
         return self._add(
             "attention",
@@ -231,17 +223,32 @@ class NativeOps:
         self.cut()
         self._add("sample", [logits], [logits], lambda p, i, o: p.sample(i[0], logits.width, sample_inputs))
 
-    def workspace_bytes(self) -> int:
-        """Ends the recording: runs the passes and places the buffers. Returns the bytes that they take together."""
-        if self._size is None:
+    def workspace_bytes(self, max_context: int) -> int:
+        """Ends the recording and places the buffers; the bytes that they take where no sequence is longer."""
+        if not self._fused:
             self._nodes = fuse_gates(group_linears(prepare_activations(fuse_residuals(self._nodes), self._isa)))
-            self._size = place_buffers(self._nodes, self._capacity)
-        return self._size
+            self._fused = True
+        tokens, seqs = self._capacity["T"], self._capacity["S"]
+        most = max(
+            (
+                _native.attention_scratch(self._isa, tokens, seqs, number, size, max_context, self._threads)
+                for number, size in self._heads
+            ),
+            default=0,
+        )
+        self._scratch.row_bytes = -(-most // seqs)
+        return place_buffers(self._nodes, self._capacity)
 
-    def build(self, pool: _native.ThreadPool, caches: Sequence[_native.KVCache]) -> _native.Program:
-        """The Program, over one KVCache for each cache group."""
-        self._caches = caches
-        program = _native.Program(self._isa, pool, self._inputs, self.workspace_bytes())
+    def build(
+        self,
+        pool: _native.ThreadPool,
+        inputs: _native.StepInputs,
+        caches: Sequence[_native.KVCache],
+        max_context: int,
+    ) -> _native.Program:
+        """The Program, over one KVCache for each cache group, for sequences of up to `max_context` tokens."""
+        self._caches, self._max_context = caches, max_context
+        program = _native.Program(self._isa, pool, inputs, self.workspace_bytes(max_context))
         for node in self._nodes:
             node.emit(program, [b.offset for b in node.inputs], [b.offset for b in node.outputs])
         program.cut()

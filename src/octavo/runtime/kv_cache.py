@@ -51,12 +51,8 @@ def plan_cache(
     max_num_seqs: int,
     block_size: int,
     chunk: int,
-    fit: bool,
 ) -> CachePlan:
-    """Divides `budget` bytes so that every group can hold the same number of sequences of max_model_len.
-
-    fit: lower max_model_len to what one sequence can have, instead of refusing.
-    """
+    """Divides `budget` bytes so that every group can hold the same number of sequences of max_model_len."""
 
     def cost(tokens: int) -> list[int]:
         return [blocks_for(group, tokens, block_size, chunk) for group in groups]
@@ -64,12 +60,10 @@ def plan_cache(
     def size(blocks: Sequence[int]) -> int:
         return sum(count * group.bytes_per_block for count, group in zip(blocks, groups, strict=True))
 
-    longest = longest_context(groups, budget, max_model_len, block_size, chunk)
-    if longest < max_model_len:
-        if not fit or longest < block_size:
-            raise ConfigError(too_small(budget, size(cost(max_model_len)), max_model_len, longest))
-        max_model_len = longest
     one = cost(max_model_len)
+    if size(one) > budget:
+        longest = longest_context(groups, budget, max_model_len, block_size, chunk)
+        raise ConfigError(too_small(budget, size(one), max_model_len, longest))
     sequences = min(float(max_num_seqs), budget / size(one))
     blocks = [max(count, int(count * sequences)) for count in one]
     return CachePlan(tuple(blocks), max_model_len, size(blocks), block_size)

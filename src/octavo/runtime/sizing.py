@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from octavo import _native
 from octavo.config import EngineConfig
@@ -60,10 +60,37 @@ def plan_pool(
     kv_type: str,
     available: int,
     weights: int,
-    workspace: int,
+    workspace: Callable[[int], int],
     max_model_len: int,
 ) -> CachePlan:
-    """The KV cache's blocks: what was asked for, or half of what weights and workspace leave."""
+    """The KV cache's blocks: what was asked for, or half of what weights and workspace leave.
+
+    `workspace`: the bytes of everything else, for a given longest sequence. With max_model_len = auto the longest
+    sequence is the longest, in whole blocks, for which all of it fits; else what does not fit is refused.
+    """
+
+    def plan(length: int) -> CachePlan:
+        return _plan(config, model, kv_type, available, weights, workspace(length), length)
+
+    if config.max_model_len is None or config.max_model_len > 0:
+        return plan(max_model_len)
+    size = config.block_size
+    low, high = 0, -(-max_model_len // size)
+    best: CachePlan | None = None
+    middle = high  # most often all of it fits
+    while low < high:
+        try:
+            best = plan(min(middle * size, max_model_len))
+            low = middle
+        except ConfigError:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return best or plan(min(size, max_model_len))  # which says what is missing
+
+
+def _plan(
+    config: EngineConfig, model: Model, kv_type: str, available: int, weights: int, workspace: int, max_model_len: int
+) -> CachePlan:
     usable = int(available * config.memory_utilization) - weights - workspace
     budget = config.kv_cache_memory
     if budget is None:
@@ -93,5 +120,4 @@ def plan_pool(
         config.max_num_seqs,
         config.block_size,
         config.max_num_batched_tokens,
-        fit=config.max_model_len is not None and config.max_model_len < 0,
     )

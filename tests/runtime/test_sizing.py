@@ -1,0 +1,76 @@
+"""What a model needs beside its weights, and the longest context for which there is room."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tiny
+
+from octavo import build as composition
+from octavo.build import build, describe
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.runtime.sizing import plan_pool
+from octavo.sampling_params import SamplingParams
+from octavo.weights.checkpoint import open_checkpoint
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama that was made for 64 Ki tokens."""
+    path = tiny.write_checkpoint("llama", tmp_path_factory.mktemp("checkpoint") / "tiny")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 65536}))
+    return path
+
+
+@pytest.mark.parametrize("bytes_per_token", [0, 100, 10_000])
+def test_auto_is_the_longest_context_for_which_all_fits(folder: Path, bytes_per_token: int) -> None:
+    """The workspace of a longer context takes from the cache: neither may be sized without the other."""
+    asked = EngineConfig(model=str(folder), max_model_len="auto", kv_cache_memory=8 * MIB, memory_utilization=1.0)
+    model = describe(open_checkpoint(folder), asked)
+
+    def plan(config: EngineConfig, length: int) -> int:
+        workspace = lambda longest: MIB + bytes_per_token * longest  # noqa: E731
+        return plan_pool(config, model, "bf16", 40 * MIB, MIB, workspace, length).max_model_len
+
+    longest = plan(asked, 65536)
+    assert longest % 16 == 0
+    exact = EngineConfig(model=str(folder), max_model_len=longest, kv_cache_memory=8 * MIB, memory_utilization=1.0)
+    assert plan(exact, longest) == longest
+    with pytest.raises(ConfigError):
+        plan(exact, longest + 16)
+    # 3 layers of keys and values, 2 heads of 16, of 2 bytes.
+    assert longest == min(8 * MIB // 384, 30 * MIB // max(bytes_per_token, 1)) // 16 * 16
+
+
+def test_the_arrays_of_a_step_are_sized_for_the_context_that_is_served(folder: Path) -> None:
+    model = build(EngineConfig(model=str(folder), max_model_len="auto", kv_cache_memory=MIB, threads=1))
+    group = model.engine.runner.program.inputs.groups[0]
+    assert model.max_model_len == MIB // 384 // 16 * 16 < 65536
+    assert group.block_table.shape[1] == model.max_model_len // 16
+    whole = SamplingParams(max_tokens=None, ignore_eos=True, temperature=0)
+    model.engine.add(model.admit("r", [5] * (model.max_model_len - 4), whole))
+    reasons = []
+    while model.engine.has_work():
+        reasons += [news.finish_reason for news in model.engine.step()]
+    assert reasons[-1] == "length"
+    model.close()
+
+
+def test_the_arrays_of_a_step_count_in_the_sum(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composition, "available_memory", lambda: 4 * MIB)
+    shown = []
+    for length in (1024, 16384):
+        with pytest.raises(ConfigError) as refused:
+            build(EngineConfig(model=str(folder), max_model_len=length, max_num_seqs=65536, threads=1))
+        found = re.search(r"workspace \(([\d.]+) GiB\)", str(refused.value))
+        assert found is not None
+        shown.append(float(found[1]))
+    # The block tables: 960 blocks more for each of 65,536 sequences.
+    assert shown[1] - shown[0] == pytest.approx(960 * 65536 * 4 / (1 << 30), abs=0.02)
