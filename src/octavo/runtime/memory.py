@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from octavo.runtime.cgroup import groups, read_number
+
 # A cgroup without a limit says "max" (v2) or a number beyond any machine (v1).
 NO_LIMIT = 1 << 60
+# By version: limit, usage, and what memory.stat calls the page cache that nobody uses.
+FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -26,38 +33,13 @@ def _mem_available(root: Path) -> int:
 
 def _cgroup_headroom(root: Path) -> list[int]:
     """limit - usage of this process's memory cgroup and of its ancestors; reclaimable page cache counts as free."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     result = []
-    for line in lines:
-        hierarchy, controllers, path = line.split(":", 2)
-        if hierarchy == "0":
-            base, limit_name, usage_name, cache_key = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            base, limit_name, usage_name = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache_key = "total_inactive_file"
-        else:
-            continue
-        folder = root / base / path.lstrip("/")
-        # Inside a container the path is the host's, while the mount shows the container's own group at its root.
-        for group in (folder, *folder.parents):
-            limit = _read_number(group / limit_name)
-            usage = _read_number(group / usage_name)
-            if limit is not None and limit < NO_LIMIT and usage is not None:
-                result.append(max(0, limit - usage + _read_stat(group / "memory.stat", cache_key)))
-            if group == root / base:
-                break
+    for version, group in groups(root, "memory"):
+        limit_name, usage_name, cache_key = FILES[version]
+        limit, usage = read_number(group / limit_name), read_number(group / usage_name)
+        if limit is not None and limit < NO_LIMIT and usage is not None:
+            result.append(max(0, limit - usage + _read_stat(group / "memory.stat", cache_key)))
     return result
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def _read_stat(path: Path, key: str) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from octavo import _native
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.architectures import Model
+from octavo.runtime.cgroup import groups, read_number
 from octavo.runtime.kv_cache import CachePlan, GroupSpec, plan_cache
 from octavo.weights.packing import Packed
 
@@ -31,15 +33,25 @@ def context_limit(model: Model, config: EngineConfig) -> int:
     return asked
 
 
-def default_threads() -> int:
-    """Cores that this process may use: its affinity mask, and no more than the cgroup's quota of processor time."""
-    allowed = len(os.sched_getaffinity(0))
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-        return allowed if quota == "max" else max(1, min(allowed, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        return allowed
+def default_threads(root: Path = Path("/")) -> int:
+    """Cores that this process may use: its affinity mask, and no more than its cgroups' quotas of processor time."""
+    return max(1, min([len(os.sched_getaffinity(0)), *(-(-quota // period) for quota, period in _cpu_quotas(root))]))
+
+
+def _cpu_quotas(root: Path) -> list[tuple[int, int]]:
+    """(time, of each period) that this process's group and those around it may compute, where they are limited."""
+    found = []
+    for version, group in groups(root, "cpu"):
+        if version == 1:
+            quota, period = read_number(group / "cpu.cfs_quota_us"), read_number(group / "cpu.cfs_period_us")
+        else:
+            try:
+                quota, period = map(int, (group / "cpu.max").read_text().split())
+            except (OSError, ValueError):  # "max 100000": no limit
+                continue
+        if quota is not None and period:  # a quota of -1 is no number here: no limit
+            found.append((quota, period))
+    return found
 
 
 def check_weights_fit(needed: int, available: int) -> None:
