@@ -31,3 +31,8 @@ class EngineFullError(OctavoError):
 
 class EngineDeadError(OctavoError):
     """The engine has stopped and takes no more requests."""
+
+
+def describe(error: Exception) -> str:
+    """Any exception as a reason: what it is and what it says."""
+    return f"{type(error).__name__}: {error}"

@@ -196,6 +196,32 @@ def test_a_request_that_the_scheduler_refuses_fails_alone() -> None:
     asyncio.run(main())
 
 
+def test_a_request_that_fails_as_it_finishes_ends_its_stream(caplog) -> None:
+    """Its last token stands and its blocks are back when what was asked beside it turns out not to be there."""
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        with served() as (engine, runner):
+            launch = runner.launch
+
+            def spoilt(batch):
+                pending = launch(batch)
+                for scheduled, output in zip(batch.ranges, pending.results, strict=True):
+                    if scheduled.sequence.request.request_id == "bad":
+                        output.samples[0].logprob = None
+                return pending
+
+            runner.launch = spoilt
+            good = request("good", PROMPT, max_tokens=30)
+            asked = request("bad", PROMPT, max_tokens=1, logprobs=0)
+            failed, fine = await asyncio.wait_for(asyncio.gather(whole(engine, asked), whole(engine, good)), 20)
+            assert failed.outputs[0].finish_reason == "error"
+            assert fine.outputs[0].token_ids == Oracle([0]).run(good, 0)[0]
+            assert engine.num_live == 0
+
+    asyncio.run(main())
+
+
 def test_a_dead_engine_tells_everyone(caplog) -> None:
     caplog.set_level(logging.CRITICAL + 1)
 

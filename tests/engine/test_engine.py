@@ -154,6 +154,51 @@ def test_a_failing_step_ends_its_requests_with_an_error(where: str, lookahead: i
     assert e.snapshot().totals.request_success == {"stop": 0, "length": 1, "abort": 0, "error": 3}
 
 
+class Spoiling(FakeRunner):
+    """A runner whose outputs for the request "bad" are spoilt from the one on for which `after` tokens stand."""
+
+    def __init__(self, spoil, after: int) -> None:
+        super().__init__(GROUPS)
+        self.spoil, self.after = spoil, after
+
+    def launch(self, batch):
+        pending = super().launch(batch)
+        for scheduled, output in zip(batch.ranges, pending.results, strict=True):
+            known = scheduled.start + scheduled.num_tokens - len(PROMPT)
+            if scheduled.sequence.request.request_id == "bad" and known >= self.after:
+                self.spoil(output)
+        return pending
+
+
+def spoil_logprob(output) -> None:
+    output.samples[-1].logprob = None  # found out when the token stands, the sequence is finished and n - 1 have forked
+
+
+def spoil_count(output) -> None:
+    del output.samples[-1]
+
+
+def spoil_error(output) -> None:
+    output.error = "no token"
+
+
+@pytest.mark.parametrize("spoil", [spoil_logprob, spoil_count, spoil_error])
+@pytest.mark.parametrize(("n", "max_tokens", "after"), [(1, 1, 0), (1, 9, 8), (3, 1, 0), (3, 9, 0), (3, 9, 8)])
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_outputs_that_cannot_be_committed_end_their_request_only(
+    spoil, n: int, max_tokens: int, after: int, lookahead: int, caplog
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    e = engine(Spoiling(spoil, after), lookahead=lookahead)
+    good = request("good", PROMPT[::-1], max_tokens=20)
+    outputs = run(e, request("bad", PROMPT, max_tokens=max_tokens, n=n, logprobs=0), good)
+    assert [c.finish_reason for c in outputs["bad"].outputs] == ["error"] * n
+    assert outputs["good"].outputs[0].token_ids == Oracle([0]).run(good, 0)[0]
+    assert (e.snapshot().kv_cache_usage, e._live) == (0.0, {})
+    again = request("bad", PROMPT[:-1], max_tokens=1)  # its id is free; with a shorter prompt it is not spoilt
+    assert run(e, again)["bad"].outputs[0].token_ids == Oracle([0]).run(again, 0)[0]
+
+
 def test_a_failing_detokenizer_ends_its_sequence_only(caplog) -> None:
     class Fails(Letters):
         def __init__(self, asked, index: int) -> None:

@@ -448,20 +448,23 @@ def test_a_failed_step_ends_its_requests_only() -> None:
     batch = w.scheduler.schedule()
     assert batch is not None
     w.add(request("out", PROMPT[:20], max_tokens=20))
-    news = w.scheduler.fail(batch)
+    news = w.scheduler.fail(batch, "why")
     assert [(new.request_id, new.index, new.finish_reason) for new in news] == [("in", 0, "error"), ("in", 1, "error")]
+    assert {new.error for new in news} == {"why"}
     w._collect(news)
     finish(w)
     assert w.results["out", 0].reason == "length" and w.results["out", 0].num_cached == 0
 
 
-def test_outputs_that_do_not_match_the_batch_are_refused() -> None:
+def test_outputs_that_do_not_match_the_batch_end_its_requests() -> None:
     w = world()
     w.add(request("r", PROMPT[:9]))
     batch = w.scheduler.schedule()
     assert batch is not None
-    with pytest.raises(ValueError, match="0 outputs for 1"):
-        w.scheduler.commit(batch, [])
+    (news,) = w.scheduler.commit(batch, [])
+    assert news.finish_reason == "error" and news.error is not None and "0 outputs for 1" in news.error
+    w._collect([news])
+    finish(w)
 
 
 def test_what_can_never_fit_is_refused_with_numbers() -> None:

@@ -13,6 +13,7 @@ from octavo import _native
 from octavo.engine.batch import Batch, RangeOutput, ScheduledRange, TokenOutput
 from octavo.engine.request import Request, Sequence
 from octavo.ops.reference.sampler import Row, logprobs, sample
+from octavo.runtime.inputs import RangeFault
 from octavo.runtime.sampler import BatchSampler
 from octavo.sampling_params import SamplingParams
 
@@ -312,5 +313,5 @@ def test_a_step_without_rows() -> None:
 
 def test_more_rows_than_made_for_are_refused() -> None:
     sequence = make([1, 2, 3], n=8)
-    with pytest.raises(ValueError, match="at least 8 rows; the sampler was made for 4"):
+    with pytest.raises(RangeFault, match="at least 8 rows; the sampler was made for 4"):
         World(4).run(ScheduledRange(sequence, 0, 3, tuple(range(8))))

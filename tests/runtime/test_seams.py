@@ -252,6 +252,48 @@ def test_an_exception_of_a_host_function_ends_its_requests_only(tmp_path: Path) 
         model.engine.scheduler.check()
 
 
+def test_what_cannot_be_written_ends_its_request_and_leaves_the_others_their_tokens(tmp_path: Path) -> None:
+    """Whichever of a step's arrays it is, and with what the other rows count from step to step."""
+    counted = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, repetition_penalty=1.5)
+
+    def run(breaks: dict[int, Callable[[LoadedModel], None]]) -> dict[str, list[int]]:
+        model = load(tmp_path)
+        ids = tiny.prompt(NAME)
+        for name in ("bad input", "bad sampling"):
+            if breaks:
+                # Its row of the sampler is written at first, and when stop ids are no longer banned.
+                params = SamplingParams(max_tokens=24, min_tokens=12, temperature=0, ignore_eos=True)
+                model.engine.add(model.admit(name, ids[3:9], params))
+        add_requests(model)
+        model.engine.add(model.admit("counted", ids[:9], counted))
+        tokens: dict[str, list[int]] = {}
+        errors = []
+        step = 0
+        while model.engine.has_work():
+            if change := breaks.get(step := step + 1):
+                change(model)
+            for news in model.engine.step():
+                if news.finish_reason == "error":
+                    errors.append((news.request_id, news.error))
+                tokens.setdefault(news.request_id, []).extend(news.token_ids)
+            model.engine.scheduler.check()
+        assert {name for name, _ in errors} == {name for name in tokens if name.startswith("bad")}
+        assert all(error and "Overflow" in error for _, error in errors)
+        assert model.engine.snapshot().kv_cache_usage == 0.0
+        model.close()
+        return {name: ids for name, ids in tokens.items() if not name.startswith("bad")}
+
+    def spoil_input(model: LoadedModel) -> None:
+        model.engine.scheduler.requests["bad input"][0].token_ids[-1] = 1 << 40
+
+    def spoil_sampling(model: LoadedModel) -> None:
+        params = model.engine.scheduler.requests["bad sampling"][0].request.params
+        object.__setattr__(params, "logit_bias", {1 << 40: 1.0})
+
+    assert run({9: spoil_input, 11: spoil_sampling}) == run({})
+    assert run({1: spoil_sampling, 11: spoil_input}) == run({})
+
+
 def test_a_program_in_two_stages_is_the_program_in_one(tmp_path: Path) -> None:
     """Segments: the update of the cache, the blocks before the cut, those after it with the head, the sampler."""
     tokens, expected = plain_run(tmp_path)

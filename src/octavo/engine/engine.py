@@ -12,6 +12,7 @@ from octavo.engine.outputs import SequenceOutput
 from octavo.engine.request import Request, Sequence
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.stats import EngineStats, Snapshot
+from octavo.errors import describe
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ class Engine:
 
     With `lookahead` steps launched beyond the one that is committed, a runner that returns from `launch` before it
     has finished is never idle between steps. An exception of the runner ends the requests of that step with
-    finish_reason "error"; one of a detokenizer ends its sequence. What `step` itself raises is a fault of the engine,
+    finish_reason "error"; what can be told of one request ends that one: an error among the runner's outputs, outputs
+    that cannot be committed, a failing detokenizer (its sequence). What `step` itself raises is a fault of the engine,
     which is then dead.
     """
 
@@ -110,16 +112,10 @@ class Engine:
         batch, pending = self._in_flight.popleft()
         try:
             outputs = pending.outputs()
-            for scheduled, output in zip(batch.ranges, outputs, strict=True):
-                if output.error is not None:
-                    logger.error(
-                        "Request %s ends with an error: %s", scheduled.sequence.request.request_id, output.error
-                    )
-            news = self.scheduler.commit(batch, outputs)
-        except Exception:
+        except Exception as error:
             logger.exception("Step %d failed; the %d requests in it end with an error.", batch.step, len(batch.ranges))
-            news = self.scheduler.fail(batch)
-        return self._deliver(news)
+            return self._deliver(self.scheduler.fail(batch, describe(error)))
+        return self._deliver(self.scheduler.commit(batch, outputs))
 
     def snapshot(self) -> Snapshot:
         """Numbers for metrics; may be called from another thread."""
@@ -151,9 +147,12 @@ class Engine:
             if live.detokenizers:
                 try:
                     self._add_text(output, live.detokenizers[output.index])
-                except Exception:
+                except Exception as error:
                     logger.exception("The text of request %s failed; it ends with an error.", output.request_id)
                     self._finish(output, "error", None)
+                    output.error = describe(error)
+            if output.error is not None:
+                logger.error("Request %s ends with an error: %s", output.request_id, output.error)
             self._count(output, live, now)
         return news
 

@@ -32,6 +32,7 @@ class SequenceOutput:
     prompt_logprobs: list[Logprobs | None] | None = None  # whole, once, with the first token; entry 0 is None
     num_cached_tokens: int = 0
     vector: Any = None
+    error: str | None = None  # why, where finish_reason is "error"
 
 
 @dataclass(slots=True)

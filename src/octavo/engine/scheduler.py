@@ -1,5 +1,6 @@
 """Which sequences compute which tokens in the next step, and what a finished step changes."""
 
+import logging
 import time
 from bisect import bisect_left, insort
 from dataclasses import dataclass
@@ -9,10 +10,11 @@ from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
 from octavo.engine.block_tables import BlockTables, CacheGroup
 from octavo.engine.outputs import SequenceOutput, news_of
 from octavo.engine.request import Request, Sequence, Status, TokenOutput
-from octavo.errors import ConfigError, RequestError
+from octavo.errors import ConfigError, RequestError, describe
 
 __all__ = ["CacheGroup", "Scheduler", "SchedulerConfig"]
 
+logger = logging.getLogger(__name__)
 _order = attrgetter("order")
 
 
@@ -127,22 +129,34 @@ class Scheduler:
         return batch
 
     def commit(self, batch: Batch, outputs: list[RangeOutput]) -> list[SequenceOutput]:
-        """Appends what the oldest step in flight sampled, publishes its full blocks, forks and finishes sequences."""
+        """Appends what the oldest step in flight sampled, publishes its full blocks, forks and finishes sequences.
+
+        Every range is committed by itself: one that cannot be ends its request with finish_reason "error".
+        """
         if len(outputs) != len(batch.ranges):
-            raise ValueError(f"The runner returned {len(outputs)} outputs for {len(batch.ranges)} ranges.")
+            return self.fail(batch, f"The runner returned {len(outputs)} outputs for {len(batch.ranges)} ranges.")
         news: list[SequenceOutput] = []
         for scheduled, output in zip(batch.ranges, outputs, strict=True):
-            if _is_current(scheduled):
-                self._commit_range(scheduled, output, news)
+            if not _is_current(scheduled):
+                continue
+            told = len(news)
+            try:
+                if output.error is None:
+                    self._commit_range(scheduled, output, news)
+                else:
+                    news += self._fail_range(scheduled, output.error)
+            except Exception as error:
+                logger.exception("Request %s ends with an error.", scheduled.sequence.request.request_id)
+                news[told:] = self._fail_range(scheduled, describe(error))
         self.tables.retire(batch.step)
         return news
 
-    def fail(self, batch: Batch) -> list[SequenceOutput]:
+    def fail(self, batch: Batch, error: str) -> list[SequenceOutput]:
         """Ends the requests of the oldest step in flight, whose outputs cannot be had, with finish_reason "error"."""
         news: list[SequenceOutput] = []
         for scheduled in batch.ranges:
             if _is_current(scheduled):
-                news += self.abort(scheduled.sequence.request.request_id, "error")
+                news += self._fail_range(scheduled, error)
         self.tables.retire(batch.step)
         return news
 
@@ -273,9 +287,9 @@ class Scheduler:
 
     def _commit_range(self, scheduled: ScheduledRange, output: RangeOutput, news: list[SequenceOutput]) -> None:
         sequence, end = scheduled.sequence, scheduled.start + scheduled.num_tokens
-        if output.error is not None:
-            news += self.abort(sequence.request.request_id, "error")
-            return
+        num_samples = len(scheduled.sample_indices) * (scheduled.num_drafts + 1)
+        if len(output.samples) != num_samples:
+            raise ValueError(f"The runner returned {len(output.samples)} tokens for {num_samples} samples.")
         if output.prompt_logprobs:
             sequence.prompt_logprobs += output.prompt_logprobs
         if not scheduled.sample_indices:
@@ -304,6 +318,13 @@ class Scheduler:
             lines = [sequence, *(self._fork(sequence, index) for index in scheduled.sample_indices[1:])]
             for line, sample in zip(lines, samples, strict=True):
                 self._extend(line, known, [sample], end, news)
+
+    def _fail_range(self, scheduled: ScheduledRange, error: str) -> list[SequenceOutput]:
+        """Ends the request of a range that is not committed, or only in part: of that nothing has been told."""
+        request_id = scheduled.sequence.request.request_id
+        indices = {output.index for output in self.abort(request_id, "error")}
+        indices.update(scheduled.sample_indices or (scheduled.sequence.index,))
+        return [SequenceOutput(request_id, i, [], finish_reason="error", error=error) for i in sorted(indices)]
 
     def _extend(
         self, sequence: Sequence, position: int, samples: list[TokenOutput], end: int, news: list[SequenceOutput]
@@ -343,13 +364,11 @@ class Scheduler:
         child = Sequence(parent.request, index, parent.order[1], len(self.tables.groups))
         child.block_keys = list(parent.block_keys)
         child.num_cached_tokens, child.scheduled_time = parent.num_cached_tokens, parent.scheduled_time
+        if len(self.running) < self.config.max_num_seqs:
+            self.tables.fork(parent, child)
+            child.status = Status.RUNNING
+        insort(self.running if child.status is Status.RUNNING else self.waiting, child, key=_order)
         self.requests[parent.request.request_id].append(child)
-        if len(self.running) >= self.config.max_num_seqs:
-            insort(self.waiting, child, key=_order)
-            return child
-        self.tables.fork(parent, child)
-        child.status = Status.RUNNING
-        insort(self.running, child, key=_order)
         return child
 
     def _publish(self, sequence: Sequence, end: int) -> None:

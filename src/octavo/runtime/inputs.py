@@ -7,6 +7,15 @@ import numpy as np
 from octavo import _native
 from octavo.engine.batch import Batch, ScheduledRange
 from octavo.engine.request import Sequence
+from octavo.errors import describe
+
+
+class RangeFault(Exception):
+    """One range of a batch cannot be written, and why. The others can be computed without it."""
+
+    def __init__(self, scheduled: ScheduledRange, cause: Exception) -> None:
+        super().__init__(describe(cause))
+        self.scheduled = scheduled
 
 
 class InputWriter:
@@ -24,32 +33,24 @@ class InputWriter:
         self._rows: list[list[tuple[Sequence | None, int, int]]] = [[(None, 0, 0)] * step.max_seqs for _ in step.groups]
 
     def write(self, batch: Batch, sampled: dict[tuple[str, int], int]) -> None:
-        """`sampled` holds what the previous step sampled, for tokens that the scheduler has not seen yet (-1)."""
+        """`sampled` holds what the previous step sampled, for tokens that the scheduler has not seen yet (-1).
+
+        Raises RangeFault where a range cannot be written; the step must then be written anew without it.
+        """
         token = row = 0
         self._query_start[0] = 0
         output_rows: list[int] = []
         for scheduled in batch.ranges:
-            sequence, start, count = scheduled.sequence, scheduled.start, scheduled.num_tokens
-            end = start + count
-            known = sequence.token_ids
-            if count == 1:
-                token_id = known[start] if start < len(known) else sequence.draft_token_ids[start - len(known)]
-                self._token_ids[token] = token_id if token_id >= 0 else self._sampled(sampled, sequence)
-                self._positions[token] = start
-            else:
-                ids = known[start:end]
-                if end > len(known):
-                    ids = ids + sequence.draft_token_ids[max(0, start - len(known)) : end - len(known)]
-                if min(ids) < 0:
-                    ids = [i if i >= 0 else self._sampled(sampled, sequence) for i in ids]
-                self._token_ids[token : token + count] = ids
-                np.add(self._arange[:count], start, out=self._positions[token : token + count])
-            self._write_tables(row, token, sequence, start, count)
+            try:
+                self._write_range(row, token, scheduled, sampled)
+            except Exception as error:
+                for rows in self._rows:
+                    rows[row] = (None, 0, 0)  # half written
+                raise RangeFault(scheduled, error) from error
             output_rows.extend(output_positions(scheduled, token))
-            token += count
+            token += scheduled.num_tokens
             row += 1
             self._query_start[row] = token
-            self._seq_lens[row - 1] = end
         self._output_rows[: len(output_rows)] = output_rows
         for number, (group, _, _) in enumerate(self._groups):
             group.set_opened(batch.opened[number])
@@ -60,6 +61,27 @@ class InputWriter:
             group.copy_target[group.num_copies] = copy.dst
             group.num_copies += 1
         self._step.tokens, self._step.seqs, self._step.rows = token, row, len(output_rows)
+
+    def _write_range(
+        self, row: int, token: int, scheduled: ScheduledRange, sampled: dict[tuple[str, int], int]
+    ) -> None:
+        sequence, start, count = scheduled.sequence, scheduled.start, scheduled.num_tokens
+        end = start + count
+        known = sequence.token_ids
+        if count == 1:
+            token_id = known[start] if start < len(known) else sequence.draft_token_ids[start - len(known)]
+            self._token_ids[token] = token_id if token_id >= 0 else self._sampled(sampled, sequence)
+            self._positions[token] = start
+        else:
+            ids = known[start:end]
+            if end > len(known):
+                ids = ids + sequence.draft_token_ids[max(0, start - len(known)) : end - len(known)]
+            if min(ids) < 0:
+                ids = [i if i >= 0 else self._sampled(sampled, sequence) for i in ids]
+            self._token_ids[token : token + count] = ids
+            np.add(self._arange[:count], start, out=self._positions[token : token + count])
+        self._write_tables(row, token, sequence, start, count)
+        self._seq_lens[row] = end
 
     def _sampled(self, sampled: dict[tuple[str, int], int], sequence: Sequence) -> int:
         return sampled[sequence.request.request_id, sequence.index]

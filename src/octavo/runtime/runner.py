@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.engine.batch import Batch, RangeOutput
-from octavo.runtime.inputs import InputWriter
+from octavo.runtime.inputs import InputWriter, RangeFault
 from octavo.runtime.sampler import BatchSampler
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +42,37 @@ class NativeRunner:
         self._sampled: dict[tuple[str, int], int] = {}
 
     def launch(self, batch: Batch) -> Finished:
-        self._inputs.write(batch, self._sampled)
-        self._sampler.write(batch)
-        self.program.run()
-        results = self._sampler.read(batch)
+        """Runs a step. A range that cannot be written is left out, and comes back with an error."""
+        errors: dict[int, str] = {}
+        part = batch
+        while not self._write(part, errors):
+            part = replace(batch, ranges=[scheduled for scheduled in batch.ranges if id(scheduled) not in errors])
+        computed: list[RangeOutput] = []
+        if part.ranges:
+            self.program.run()
+            computed = self._sampler.read(part)
+        arriving = iter(computed)
+        results = [
+            RangeOutput([], error=errors[id(scheduled)]) if id(scheduled) in errors else next(arriving)
+            for scheduled in batch.ranges
+        ]
         self._sampled = {
             (scheduled.sequence.request.request_id, index): token.token_id
             for scheduled, result in zip(batch.ranges, results, strict=True)
             for index, token in zip(scheduled.sample_indices, result.samples, strict=False)
         }
         return Finished(results)
+
+    def _write(self, batch: Batch, errors: dict[int, str]) -> bool:
+        """Whether a step could be written; where not, notes the range at fault."""
+        try:
+            self._inputs.write(batch, self._sampled)
+            self._sampler.write(batch)
+        except RangeFault as fault:
+            errors[id(fault.scheduled)] = str(fault)
+            logger.exception("A request cannot be written into the arrays of a step.")
+            return False
+        return True
 
     def logits(self) -> NDArray[np.float32]:
         """A view of the last step's logits, float32 [output rows, vocabulary]; the next step overwrites it."""

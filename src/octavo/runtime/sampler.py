@@ -14,6 +14,7 @@ import numpy as np
 from octavo import _native
 from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
 from octavo.engine.request import Request, Sequence, TokenOutput
+from octavo.runtime.inputs import RangeFault
 
 NO_TOKENS: tuple[int, ...] = ()
 FAILURES = {
@@ -43,56 +44,76 @@ class BatchSampler:
         self._counts: dict[int, Counted] = {}
 
     def write(self, batch: Batch) -> None:
-        """Fills the rows of a step. Where a row depends on the tokens before it, none of them may be a -1."""
+        """Fills the rows of a step. Where a row depends on the tokens before it, none of them may be a -1.
+
+        Raises RangeFault where a range cannot be written; the step must then be written anew without it.
+        """
         sources: list[int] = []
         positions: list[int] = []
         counts: dict[int, Counted] = {}
-        held, logits = self._held, 0
+        logits = 0
         for scheduled in batch.ranges:
-            low, high = scheduled.prompt_logprob_rows
-            if low < high:
-                self._make_room(len(sources) + high - low)
-                self._put_targets(len(sources), scheduled.sequence.request, low, high)
-                sources += range(logits, logits + high - low)
-                positions += range(low + 1, high + 1)
-                logits += high - low
-            if not scheduled.sample_indices:
-                continue
-            sequence, drafts = scheduled.sequence, scheduled.num_drafts
-            request = sequence.request
-            known = scheduled.start + scheduled.num_tokens - drafts
-            tokens = self._count(sequence, known, counts) if sequence.has_penalties else None
-            self._make_room(len(sources) + drafts + len(scheduled.sample_indices))
-            for draft in range(drafts + 1):
-                position = known + draft
-                bans = position < sequence.min_length
-                bad = _bad_ends(sequence, position) if request.bad_word_ids else NO_TOKENS
-                for index in scheduled.sample_indices:
-                    row = len(sources)
-                    holds = held[row]
-                    if (
-                        drafts
-                        or holds[0] is not request
-                        or holds[1] != index
-                        or holds[2] != bans
-                        or holds[3] != bad
-                        or holds[4] is not tokens
-                    ):
-                        held[row] = NOTHING  # until the whole row is written
-                        self._put(row, request, index, bans, bad)
-                        if tokens is not None:
-                            self._inputs.set_penalties(row, tokens, sequence.draft_token_ids[:draft])
-                        # Rows of drafts have counts of their own: they are always written anew.
-                        if not drafts:
-                            held[row] = (request, index, bans, bad, tokens)
-                    sources.append(logits)
-                    positions.append(position)
-                logits += 1
+            try:
+                logits = self._write_range(scheduled, logits, sources, positions, counts)
+            except Exception as error:
+                self._counts = {}  # counted further than they say
+                raise RangeFault(scheduled, error) from error
         rows = len(sources)
         self._source[:rows] = sources
         self._position[:rows] = positions
         self._inputs.rows = rows
         self._counts = counts
+
+    def _write_range(
+        self,
+        scheduled: ScheduledRange,
+        logits: int,
+        sources: list[int],
+        positions: list[int],
+        counts: dict[int, Counted],
+    ) -> int:
+        """Adds the rows of a range, whose first row of logits is `logits`; returns where the next one's begin."""
+        held = self._held
+        low, high = scheduled.prompt_logprob_rows
+        if low < high:
+            self._make_room(len(sources) + high - low)
+            self._put_targets(len(sources), scheduled.sequence.request, low, high)
+            sources += range(logits, logits + high - low)
+            positions += range(low + 1, high + 1)
+            logits += high - low
+        if not scheduled.sample_indices:
+            return logits
+        sequence, drafts = scheduled.sequence, scheduled.num_drafts
+        request = sequence.request
+        known = scheduled.start + scheduled.num_tokens - drafts
+        tokens = self._count(sequence, known, counts) if sequence.has_penalties else None
+        self._make_room(len(sources) + drafts + len(scheduled.sample_indices))
+        for draft in range(drafts + 1):
+            position = known + draft
+            bans = position < sequence.min_length
+            bad = _bad_ends(sequence, position) if request.bad_word_ids else NO_TOKENS
+            for index in scheduled.sample_indices:
+                row = len(sources)
+                holds = held[row]
+                if (
+                    drafts
+                    or holds[0] is not request
+                    or holds[1] != index
+                    or holds[2] != bans
+                    or holds[3] != bad
+                    or holds[4] is not tokens
+                ):
+                    held[row] = NOTHING  # until the whole row is written
+                    self._put(row, request, index, bans, bad)
+                    if tokens is not None:
+                        self._inputs.set_penalties(row, tokens, sequence.draft_token_ids[:draft])
+                    # Rows of drafts have counts of their own: they are always written anew.
+                    if not drafts:
+                        held[row] = (request, index, bans, bad, tokens)
+                sources.append(logits)
+                positions.append(position)
+            logits += 1
+        return logits
 
     def read(self, batch: Batch) -> list[RangeOutput]:
         """The outputs of the step that `write` prepared, aligned with the batch's ranges."""
