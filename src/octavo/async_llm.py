@@ -13,6 +13,7 @@ from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.outputs import RequestOutput, SequenceOutput
 from octavo.engine.request import Request
+from octavo.errors import GenerationError
 from octavo.prompts import Prompt, tokenize_prompt
 from octavo.sampling_params import OutputKind, SamplingParams
 from octavo.text.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ class AsyncLLM:
         """Yields what has come of the request: all so far, only what is new, or only the end, by `output_kind`.
 
         A DELTA output holds the sequences that have something new; its cumulative_logprob is that of all so far.
-        Leaving the iteration early aborts the request. Raises RequestError, EngineFullError.
+        Leaving the iteration early aborts the request. Raises RequestError, EngineFullError, GenerationError.
         """
 
         def admitted() -> Request:
@@ -71,6 +72,8 @@ class AsyncLLM:
             async for outputs in stream:
                 for output in outputs:
                     whole.apply(output)
+                if whole.error is not None:
+                    raise GenerationError([whole])
                 if kind is OutputKind.DELTA:
                     yield news_of(request, outputs, whole)
                 elif kind is OutputKind.CUMULATIVE or whole.finished:

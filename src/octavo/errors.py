@@ -1,5 +1,8 @@
 """The exceptions that users of octavo meet."""
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class OctavoError(Exception):
     """Base of every error that octavo raises on purpose; its text is a sentence for the user."""
@@ -31,6 +34,22 @@ class EngineFullError(OctavoError):
 
 class EngineDeadError(OctavoError):
     """The engine has stopped and takes no more requests."""
+
+
+class GenerationError(OctavoError):
+    """Requests failed in a step, past the gate. `outputs` holds what came of every prompt, in their order: those at the
+    positions `failed` are cut short and say why in `error`, the others are whole.
+    """
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self.outputs = list(outputs)
+        self.failed = [position for position, output in enumerate(self.outputs) if output.error is not None]
+        first = self.failed[0]
+        others = f" So did {len(self.failed) - 1} more." if len(self.failed) > 1 else ""
+        super().__init__(
+            f"Request {self.outputs[first].request_id} (prompt {first + 1} of {len(self.outputs)}) failed: "
+            f"{self.outputs[first].error}{others}"
+        )
 
 
 def describe(error: Exception) -> str:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from octavo.build import LoadedModel, build
 from octavo.config import EngineConfig
 from octavo.engine.outputs import RequestOutput
-from octavo.errors import EngineDeadError, RequestError
+from octavo.errors import EngineDeadError, GenerationError, RequestError
 from octavo.prompts import Prompt, list_of_prompts, tokenize_prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ class LLM:
         prompts: a text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a list of these.
         sampling_params: one for all, or one for each. priority: one for each, lower goes first; needs
         scheduling_policy="priority". Raises RequestError (a ValueError) if any of them is not possible; then none has
-        run.
+        run. Raises GenerationError if one fails while it runs; the others run to their ends, and it holds them.
         """
         many = list_of_prompts(prompts)
         params = self._params_for(sampling_params, len(many))
@@ -156,4 +156,7 @@ class LLM:
             raise
         finally:
             bar.close()
-        return [results[request.request_id] for request in requests]
+        outputs = [results[request.request_id] for request in requests]
+        if any(output.error is not None for output in outputs):
+            raise GenerationError(outputs)
+        return outputs

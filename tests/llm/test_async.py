@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from octavo import LLM, AsyncLLM, RequestOutput, SamplingParams
-from octavo.errors import EngineDeadError, EngineFullError, RequestError
+from octavo.errors import EngineDeadError, EngineFullError, GenerationError, RequestError
 from octavo.sampling_params import OutputKind
 
 
@@ -86,6 +86,21 @@ def test_64_tasks_at_once_get_their_own_answers(served: AsyncLLM, llm: LLM) -> N
         return await asyncio.gather(*tasks)
 
     assert [outputs[-1].outputs for outputs in asyncio.run(main())] == alone
+    assert idle(served)
+
+
+@pytest.mark.parametrize("kind", list(OutputKind))
+def test_a_request_that_fails_raises_and_leaves_nothing(served: AsyncLLM, kind: OutputKind) -> None:
+    banned = sampled(kind, allowed_token_ids=[65], stop_token_ids=[65], min_tokens=2, temperature=1.0)
+
+    async def main() -> None:
+        good = asyncio.ensure_future(all_of(served, "abc", sampled(), "good"))
+        with pytest.raises(GenerationError, match=r"bad.*ban all of them") as caught:
+            await all_of(served, "abc", banned, "bad")
+        assert caught.value.outputs[0].outputs[0].finish_reason == "error"
+        assert (await good)[-1].finished
+
+    asyncio.run(main())
     assert idle(served)
 
 

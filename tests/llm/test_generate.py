@@ -13,7 +13,7 @@ import pytest
 
 from octavo import LLM, BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from octavo.build import bad_word_ids
-from octavo.errors import ConfigError, EngineDeadError, ModelError, RequestError
+from octavo.errors import ConfigError, EngineDeadError, GenerationError, ModelError, RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 USER = {"role": "user", "content": "hi"}
@@ -181,6 +181,24 @@ def test_priorities_need_their_policy(llm: LLM, make: Any) -> None:
         by_priority.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
     outputs = by_priority.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[5, -5])
     assert ids_of(outputs) == ids_of(run(llm, ["a", "b"]))
+
+
+# A ban of every token passes the gate: what min_tokens bans beside it is known in the step only.
+BANNED = SamplingParams(n=2, allowed_token_ids=[65], stop_token_ids=[65], min_tokens=2, max_tokens=6)
+
+
+def test_a_request_that_fails_is_named_and_the_others_are_whole(llm: LLM) -> None:
+    prompts = ["abc", "bad", "x", "worse"]
+    with pytest.raises(GenerationError, match=r"prompt 2 of 4.*ban all of them.*1 more") as caught:
+        run(llm, prompts, [GREEDY, BANNED, GREEDY, BANNED])
+    error = caught.value
+    assert error.failed == [1, 3] and [output.prompt for output in error.outputs] == prompts
+    assert error.outputs[1].request_id in str(error)
+    assert [one.finish_reason for one in error.outputs[1].outputs] == ["error"] * 2
+    whole = [error.outputs[0], error.outputs[2]]
+    assert all(output.finished for output in error.outputs) and all(output.error is None for output in whole)
+    assert ids_of(whole) == ids_of(run(llm, ["abc", "x"]))
+    assert not llm._loaded().engine.has_work()
 
 
 def test_beam_search_is_refused_in_a_sentence(llm: LLM) -> None:

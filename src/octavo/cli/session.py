@@ -34,8 +34,8 @@ class Session:
         try:
             while engine.has_work():
                 for output in engine.step():
-                    if output.finish_reason == "error":
-                        raise OctavoError("The engine met an error in a step of this request; the log above says more.")
+                    if output.error is not None:
+                        raise OctavoError(f"The engine met an error in a step of this request: {output.error}")
                     if output.text:
                         yield output.text
         finally:

@@ -63,6 +63,7 @@ class RequestOutput:
     finished: bool = False
     metrics: Any = None
     num_cached_tokens: int = 0
+    error: str | None = None  # why a sequence has finish_reason "error"
 
     @classmethod
     def empty(cls, request: Request) -> "RequestOutput":
@@ -85,6 +86,7 @@ class RequestOutput:
             )
         output.finish_reason = news.finish_reason
         output.stop_reason = news.stop_reason
+        self.error = self.error or news.error
         if news.prompt_logprobs is not None:
             self.prompt_logprobs = news.prompt_logprobs
         if news.index == 0:
