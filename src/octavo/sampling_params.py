@@ -38,7 +38,8 @@ class SamplingParams:
     top_k 0 and -1 mean no limit; seed None and -1 mean a fresh seed; max_tokens None means the rest of the context, 0
     computes the prompt only, and a value past the context is cut to it; presence and frequency penalties see
     generated tokens only, the repetition penalty sees the prompt too; neither stop ids nor stop strings act before
-    min_tokens; best_of may only equal n.
+    min_tokens; best_of may only equal n; truncate_prompt_tokens -1 cuts the prompt to the context less max_tokens,
+    where max_tokens is below the context.
 
     After construction `stop`, `stop_token_ids`, `allowed_token_ids` and `bad_words` hold tuples (None only for
     `allowed_token_ids`, where it means every token), and `logit_bias` holds a dict of int to float.

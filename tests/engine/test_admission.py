@@ -65,6 +65,20 @@ def test_truncation_keeps_the_end_and_only_where_asked() -> None:
 
 
 @pytest.mark.parametrize(
+    ("max_tokens", "kept", "generated"),
+    [(0, 20, 0), (1, 19, 1), (4, 16, 4), (19, 1, 19), (20, 19, 1), (21, 19, 1), (10**9, 19, 1), (None, 19, 1)],
+)
+def test_truncation_to_the_limit_leaves_room_for_what_is_asked(
+    max_tokens: int | None, kept: int, generated: int
+) -> None:
+    """But an answer of the whole context or more does not eat the prompt."""
+    params = SamplingParams(truncate_prompt_tokens=-1, max_tokens=max_tokens)
+    request = admit("r", range(30), params, LIMITS)
+    assert request.prompt_token_ids == tuple(range(30 - kept, 30)) and request.max_tokens == generated
+    assert admit("r", [1, 2], SamplingParams(truncate_prompt_tokens=-1), LIMITS).prompt_token_ids == (1, 2)
+
+
+@pytest.mark.parametrize(
     ("name", "value"), [("stop_token_ids", [10**9]), ("allowed_token_ids", [1, 50]), ("logit_bias", {"999999999": 1})]
 )
 def test_ids_past_the_vocabulary(name: str, value: object) -> None:

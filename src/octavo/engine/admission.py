@@ -122,7 +122,10 @@ def _prompt(prompt_token_ids: Sequence[int], params: SamplingParams, limits: Lim
         )
     cut = params.truncate_prompt_tokens
     if cut == -1:
-        cut = max(1, limits.max_model_len - max(1, params.max_tokens or 1))
+        # The model's limit, less what is asked to be generated. Whoever asks for as much as the context or more asks
+        # for what the prompt leaves: that takes no more of it than the first token needs.
+        asked = params.max_tokens
+        cut = limits.max_model_len - (asked if asked is not None and asked < limits.max_model_len else 1)
     return token_ids if cut is None else token_ids[-cut:]
 
 
