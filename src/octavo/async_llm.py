@@ -44,7 +44,6 @@ class AsyncLLM:
         self.created = model.created
         self.fingerprint = model.fingerprint
         self.max_model_len = model.max_model_len
-        self.takes_priority = config.scheduling_policy == "priority"
         self.sampling_defaults: Mapping[str, Any] = model.sampling_defaults
 
     @property

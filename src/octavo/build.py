@@ -197,6 +197,7 @@ def build(config: EngineConfig) -> LoadedModel:
         max_sequence_tokens=scheduler.max_sequence_tokens,
         eos_token_ids=frozenset(eos),
         seed=config.seed,
+        takes_priority=config.scheduling_policy == "priority",
     )
     report(source, model, tensors, isa.name, threads, weight_bytes(weights), plan, time.monotonic() - started)
     return LoadedModel(

@@ -26,7 +26,6 @@ class LLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         config = EngineConfig.from_options(model=model, **options)
-        self._takes_priority = config.scheduling_policy == "priority"
         self._model: LoadedModel | None = build(config)
         self._ids = itertools.count()
 
@@ -119,8 +118,6 @@ class LLM:
             raise RequestError(
                 f"There are {count} prompts and {len(priority)} priorities; give one for each.", "priority"
             )
-        if any(priority) and not self._takes_priority:
-            raise RequestError('priority needs LLM(..., scheduling_policy="priority").', "priority")
         return priority
 
     def _run(

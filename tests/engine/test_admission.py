@@ -1,5 +1,7 @@
 """The gate: what passes can be finished by the engine, what does not is named."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +101,14 @@ def test_ids_past_the_vocabulary(name: str, value: object) -> None:
 )
 def test_other_fields(name: str, value: object) -> None:
     assert refused(**{name: value}).param == name
+
+
+def test_a_priority_is_taken_where_the_policy_says_so() -> None:
+    assert refused(priority=1).param == refused(priority=-1).param == "priority"
+    assert admit("r", [1], SamplingParams(), LIMITS, priority=0).priority == 0
+    by_priority = replace(LIMITS, takes_priority=True)
+    assert admit("r", [1], SamplingParams(), by_priority, priority=-1).priority == -1
+    assert refused(limits=by_priority, priority=2**40).param == "priority"
 
 
 def test_eos_and_ignore_eos() -> None:

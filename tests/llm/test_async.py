@@ -175,12 +175,23 @@ def test_an_id_in_use_and_a_full_queue_are_refused(folder: Path) -> None:
         asyncio.run(all_of(llm, "a", sampled()))
 
 
-def test_it_knows_its_policy_and_its_origin(served: AsyncLLM, folder: Path) -> None:
-    assert not served.takes_priority
+def test_a_priority_needs_its_policy(served: AsyncLLM, folder: Path) -> None:
+    async def ask(llm: AsyncLLM) -> list[RequestOutput]:
+        return [output async for output in llm.generate("abc", sampled(), "r", priority=-1)]
+
+    with pytest.raises(RequestError, match="scheduling_policy") as refused:
+        asyncio.run(ask(served))
+    assert refused.value.param == "priority" and idle(served)
+    llm = AsyncLLM(folder, threads=1, kv_cache_memory="4MiB", scheduling_policy="priority")
+    assert asyncio.run(ask(llm))[-1].finished
+    llm.close()
+
+
+def test_it_knows_its_origin(served: AsyncLLM, folder: Path) -> None:
     assert served.max_model_len == 4096 and served.model_names == (str(folder),)
     assert served.fingerprint.startswith("octavo-")
     llm = AsyncLLM(
         folder, threads=1, kv_cache_memory="4MiB", scheduling_policy="priority", served_model_name=["a", "b"]
     )
-    assert llm.takes_priority and tuple(llm.model_names) == ("a", "b") and llm.fingerprint == served.fingerprint
+    assert tuple(llm.model_names) == ("a", "b") and llm.fingerprint == served.fingerprint
     llm.close()

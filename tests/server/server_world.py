@@ -40,7 +40,6 @@ class SmallService:
     model_root: str = "tests"
     created: int = 1_700_000_000
     fingerprint: str = "octavo-test"
-    takes_priority: bool = False
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
 
     @property
@@ -85,6 +84,7 @@ def small_service(
     step_seconds: float = 0.0,
     poison: str | None = None,
     template: str | None = TEMPLATE,
+    takes_priority: bool = False,
     **facts: Any,
 ) -> tuple[SmallService, SuccessorModel]:
     tokenizer = small_tokenizer(folder, template)
@@ -110,7 +110,13 @@ def small_service(
             prompt_token_ids=request.prompt_token_ids,
         )
 
-    limits = admission.Limits(tokenizer.vocab_size, max_model_len, num_blocks * 16, tokenizer.eos_token_ids)
+    limits = admission.Limits(
+        tokenizer.vocab_size,
+        max_model_len,
+        num_blocks * 16,
+        tokenizer.eos_token_ids,
+        takes_priority=takes_priority,
+    )
     engine = AsyncEngine(Engine(scheduler, runner, detokenizer))
     return SmallService(engine, tokenizer, limits, **facts), model
 

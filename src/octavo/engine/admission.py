@@ -29,6 +29,7 @@ class Limits:
     max_sequence_tokens: int  # that the KV cache can hold for one sequence
     eos_token_ids: frozenset[int] = frozenset()
     seed: int | None = None  # of the server
+    takes_priority: bool = False  # whether requests may bring a priority of their own
 
 
 def admit(
@@ -77,6 +78,12 @@ def admit(
                 )
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
         raise RequestError(f"priority must be an integer of 32 bits, got {priority!r:.60}.", "priority")
+    if priority and not limits.takes_priority:
+        raise RequestError(
+            'priority needs scheduling_policy="priority" (--scheduling-policy priority), '
+            f"without which requests go by arrival; got {priority}.",
+            "priority",
+        )
     if cache_salt is not None and not (isinstance(cache_salt, str) and 0 < len(cache_salt) <= MAX_SALT_CHARACTERS):
         raise RequestError(
             f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters, got {cache_salt!r:.60}.",

@@ -146,8 +146,6 @@ def texts_in(messages: list[Any]) -> Iterator[str]:
 
 
 def _admit(service: Service, request_id: str, prompt: Prompt, params: SamplingParams, body: SamplingFields) -> Request:
-    if body.priority and not service.takes_priority:
-        raise bad_request("priority needs a server started with --scheduling-policy priority.", "priority")
     return service.admit(
         request_id,
         prompt.token_ids,

@@ -51,11 +51,6 @@ class Service(Protocol):
         ...
 
     @property
-    def takes_priority(self) -> bool:
-        """Whether requests may bring a priority of their own (--scheduling-policy priority)."""
-        ...
-
-    @property
     def sampling_defaults(self) -> Mapping[str, Any]:
         """Keywords of SamplingParams that replace its defaults, from the model's generation config."""
         ...
