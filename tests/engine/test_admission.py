@@ -103,6 +103,16 @@ def test_other_fields(name: str, value: object) -> None:
     assert refused(**{name: value}).param == name
 
 
+@pytest.mark.parametrize("kind", ["last", "mean", ""])
+def test_a_vector_that_nobody_makes_is_refused(kind: str) -> None:
+    """Instead of being left out of an answer that looks whole."""
+    assert refused(pooling=kind).param == "pooling"
+    last = replace(LIMITS, pooling=frozenset({"last"}))
+    assert admit("r", [1], SamplingParams(), last, pooling="last").pooling == "last"
+    assert "last vectors" in str(refused(limits=last, pooling="mean"))
+    assert refused(limits=last, pooling="last", n=2).param == "n"
+
+
 def test_a_priority_is_taken_where_the_policy_says_so() -> None:
     assert refused(priority=1).param == refused(priority=-1).param == "priority"
     assert admit("r", [1], SamplingParams(), LIMITS, priority=0).priority == 0

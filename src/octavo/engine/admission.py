@@ -30,6 +30,7 @@ class Limits:
     eos_token_ids: frozenset[int] = frozenset()
     seed: int | None = None  # of the server
     takes_priority: bool = False  # whether requests may bring a priority of their own
+    pooling: frozenset[str] = frozenset()  # kinds of vectors that the runner makes of a whole prompt
 
 
 def admit(
@@ -88,6 +89,12 @@ def admit(
         raise RequestError(
             f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters, got {cache_salt!r:.60}.",
             "cache_salt",
+        )
+    if pooling is not None and pooling not in limits.pooling:
+        raise RequestError(
+            f"pooling = {pooling!r:.60} is not possible: this model makes {', '.join(sorted(limits.pooling)) or 'no'} "
+            "vectors of prompts.",
+            "pooling",
         )
     if pooling is not None and params.n != 1:
         raise RequestError(f"n must be 1 where a vector is asked for, got {params.n}.", "n")
