@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from octavo.engine.request import Sequence, TokenOutput
+from octavo.engine.request import Sequence, Status, TokenOutput
 
 __all__ = ["Batch", "BlockCopy", "Pending", "RangeOutput", "Runner", "ScheduledRange", "TokenOutput"]
 
@@ -26,7 +26,12 @@ class ScheduledRange:
     sample_indices: tuple[int, ...]  # sequence indices for the random key; () where nothing is sampled
     num_drafts: int = 0  # the last num_drafts tokens are drafts; rows for the last num_drafts + 1 positions
     prompt_logprob_rows: tuple[int, int] = (0, 0)  # half-open positions p whose logits score token p + 1
-    epoch: int = 0  # sequence.num_preemptions when scheduled: after a preemption the output is ignored
+    epoch: int = 0  # sequence.num_preemptions when scheduled
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the sequence still stands where the step left it, neither finished nor preempted since."""
+        return self.sequence.status is Status.RUNNING and self.sequence.num_preemptions == self.epoch
 
 
 @dataclass(slots=True)

@@ -3,34 +3,19 @@
 import logging
 import time
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from operator import attrgetter
 
 from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
 from octavo.engine.block_tables import BlockTables, CacheGroup
 from octavo.engine.outputs import SequenceOutput, news_of
 from octavo.engine.request import Request, Sequence, Status, TokenOutput
-from octavo.errors import ConfigError, RequestError, describe
+from octavo.engine.scheduler_config import SchedulerConfig, check_windows
+from octavo.errors import RequestError, describe
 
 __all__ = ["CacheGroup", "Scheduler", "SchedulerConfig"]
 
 logger = logging.getLogger(__name__)
 _order = attrgetter("order")
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """The limits of a step. `enable_chunked_prefill` off: a prompt is computed whole in one step, or waits."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int  # the token budget of a step
-    max_model_len: int
-    max_output_rows: int  # rows that a step samples or scores; at least the n of any request
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0  # most tokens of one sequence in a step; 0: the budget
-    max_num_queued: int = 0  # requests that may wait; 0: no bound. Kept by the async engine
-    kv_dtype: str = ""  # in the key of every block
 
 
 class Scheduler:
@@ -43,7 +28,7 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, groups: list[CacheGroup]) -> None:
-        _validate(config, groups)
+        check_windows(config, groups)
         self.config = config
         self.tables = BlockTables(groups, config.kv_dtype)
         self.waiting: list[Sequence] = []
@@ -137,7 +122,7 @@ class Scheduler:
             return self.fail(batch, f"The runner returned {len(outputs)} outputs for {len(batch.ranges)} ranges.")
         news: list[SequenceOutput] = []
         for scheduled, output in zip(batch.ranges, outputs, strict=True):
-            if not _is_current(scheduled):
+            if not scheduled.is_current:
                 continue
             told = len(news)
             try:
@@ -155,7 +140,7 @@ class Scheduler:
         """Ends the requests of the oldest step in flight, whose outputs cannot be had, with finish_reason "error"."""
         news: list[SequenceOutput] = []
         for scheduled in batch.ranges:
-            if _is_current(scheduled):
+            if scheduled.is_current:
                 news += self._fail_range(scheduled, error)
         self.tables.retire(batch.step)
         return news
@@ -387,34 +372,6 @@ class Scheduler:
         live = sum(sequence.status is not Status.FINISHED for line in self.requests.values() for sequence in line)
         assert live == len(self.waiting) + len(self.running), "a sequence is in no queue"
         self.tables.check(self.running)
-
-
-def _validate(config: SchedulerConfig, groups: list[CacheGroup]) -> None:
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_output_rows"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)}.")
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < config.max_model_len:
-        raise ConfigError(
-            "Without chunked prefill a prompt is computed in one step, so that max_num_batched_tokens="
-            f"{config.max_num_batched_tokens} must be at least max_model_len={config.max_model_len}. Raise it, or "
-            "leave chunked prefill on."
-        )
-    longest_chunk = min(config.max_num_batched_tokens, config.max_model_len)
-    for group in groups:
-        # A chunk, the window before it, and a block cut at each end; never more than the whole context.
-        most = -(-min(group.window + longest_chunk, config.max_model_len) // group.block_size) + 1
-        if group.window and group.num_blocks < most:
-            raise ConfigError(
-                f"A window of {group.window} tokens and steps of up to {longest_chunk} need {most} blocks of "
-                f"{group.block_size}, got {group.num_blocks}. "
-                "Lower max_num_batched_tokens, or give the KV cache more memory."
-            )
-
-
-def _is_current(scheduled: ScheduledRange) -> bool:
-    """Whether the sequence still stands where the step left it, neither finished nor preempted since."""
-    sequence = scheduled.sequence
-    return sequence.status is Status.RUNNING and sequence.num_preemptions == scheduled.epoch
 
 
 def _may_run_ahead(sequence: Sequence) -> bool:
