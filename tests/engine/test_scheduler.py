@@ -393,6 +393,14 @@ def test_rows_of_a_step_are_bounded() -> None:
     finish(w)  # every batch is checked against max_output_rows
 
 
+def test_a_scored_prompt_keeps_to_the_rows_where_its_samples_do_not_fit() -> None:
+    """Its end waits for four rows, and what comes before takes no more than there are."""
+    w = world(rows=4, budget=64)
+    w.add(request("first", PROMPT[:1], max_tokens=9))
+    w.add(request("scored", PROMPT[:9], max_tokens=2, n=4, prompt_logprobs=0))
+    finish(w)
+
+
 def test_without_chunked_prefill_prompts_are_whole() -> None:
     with pytest.raises(ConfigError, match=r"100.*400"):
         world(budget=100, enable_chunked_prefill=False)

@@ -204,21 +204,23 @@ class Scheduler:
         known = len(sequence.token_ids) - sequence.num_computed_tokens
         if sequence.num_pending_samples or known == 0:
             return int(_may_run_ahead(sequence))
-        forks = len(sequence.token_ids) == sequence.num_prompt_tokens
-        rows -= sequence.request.params.n - 1 if forks else 0
-        if rows < 1:
+        request, num_prompt = sequence.request, sequence.num_prompt_tokens
+        # Nearly every position of the prompt takes a row.
+        scores = request.params.prompt_logprobs is not None and sequence.num_computed_tokens < num_prompt
+        num_samples = request.params.n if len(sequence.token_ids) == num_prompt else 1
+        if rows < num_samples:
             # The prompt's end waits for a step that has room for all of its samples.
-            return max(0, min(known - 1, budget)) if config.enable_chunked_prefill else 0
+            return min(known - 1, budget, rows if scores else budget) if config.enable_chunked_prefill else 0
+        rows -= num_samples - 1
         if known == 1 and not sequence.draft_token_ids:
             return 1
         if config.long_prefill_token_threshold and config.enable_chunked_prefill:
             budget = min(budget, config.long_prefill_token_threshold)
-        request = sequence.request
-        if request.params.prompt_logprobs is not None and sequence.num_computed_tokens < sequence.num_prompt_tokens:
-            budget = min(budget, rows)  # nearly every position of the prompt takes a row
+        if scores:
+            budget = min(budget, rows)
         elif known > budget and not config.enable_chunked_prefill:
             return 0
-        num_outputs = len(sequence.token_ids) - sequence.num_prompt_tokens
+        num_outputs = len(sequence.token_ids) - num_prompt
         most_drafts = min(rows, request.max_tokens - num_outputs) - 1 if num_outputs else 0
         return min(known + max(0, min(len(sequence.draft_token_ids), most_drafts)), budget)
 
