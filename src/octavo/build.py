@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -108,7 +108,9 @@ class LoadedModel:
 
 
 def build(config: EngineConfig) -> LoadedModel:
-    """Loads the model that `config` names. Raises ModelError and ConfigError before any weight is read."""
+    """Loads the model that `config` names. Raises ModelError and ConfigError, before any weight is read where what is
+    wrong can be known by then.
+    """
     started = time.monotonic()
     source = resolve(config.model, config.revision, config.download_dir)
     checkpoint = open_checkpoint(source.path)
@@ -128,12 +130,27 @@ def build(config: EngineConfig) -> LoadedModel:
         raise ConfigError(f"{threads} threads cannot be had: {error}. Use fewer with --threads.") from None
     max_model_len = context_limit(model, config)
     max_rows = max(config.max_num_seqs, MAX_N)
+    floats = float_format(config.dtype, tensors)
+    kv_type = floats  # keys and values are kept in the type that the model computes in
+    scheduling = SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        max_output_rows=max_rows,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        max_num_queued=config.max_num_queued_reqs,
+        kv_dtype=kv_type,
+    )
     available = available_memory()
     check_weights_fit(sum(tensor.data.nbytes for tensor in tensors.values()), available)
-    floats = float_format(config.dtype, tensors)
+    # A cache that is refused although nothing else takes memory need not wait for the weights.
+    plan_pool(config, model, kv_type, available, 0, lambda longest: 0, max_model_len)
+    defaults = sampling_defaults(checkpoint, config)
+    chat_template = read_chat_template(config.chat_template) if config.chat_template is not None else None
     with ThreadPoolExecutor(1) as beside:
-        reading = beside.submit(open_tokenizer, checkpoint, config)
-        if checkpoint.kind == "folder":
+        reading = beside.submit(open_tokenizer, checkpoint, config, chat_template)
+        if checkpoint.kind == "folder" or config.tokenizer is not None:
             reading.result()  # quick, and what is wrong with it is said before any weight is read
         # A GGUF file's tokenizer has to be built, which takes about as long as packing the weights of a small model.
         weights = pack_weights(tensors, floats, isa, pool)
@@ -159,7 +176,6 @@ def build(config: EngineConfig) -> LoadedModel:
     def workspace(longest: int) -> int:
         return ops.workspace_bytes(longest) + sampling.bytes + _native.StepInputs.bytes(*step_sizes(longest))
 
-    kv_type = floats  # keys and values are kept in the type that the model computes in
     plan = plan_pool(config, model, kv_type, available, weight_bytes(weights), workspace, max_model_len)
     inputs = _native.StepInputs(*step_sizes(plan.max_model_len))
     caches = [
@@ -171,16 +187,7 @@ def build(config: EngineConfig) -> LoadedModel:
     program = ops.build(pool, inputs, caches, plan.max_model_len)
 
     scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=plan.max_model_len,
-            max_output_rows=max_rows,
-            enable_prefix_caching=config.enable_prefix_caching,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            max_num_queued=config.max_num_queued_reqs,
-            kv_dtype=kv_type,
-        ),
+        replace(scheduling, max_model_len=plan.max_model_len),
         [
             CacheGroup("window" if window else "full", blocks, config.block_size, window)
             for (window, _), blocks in zip(groups, plan.num_blocks, strict=True)
@@ -204,7 +211,7 @@ def build(config: EngineConfig) -> LoadedModel:
         engine=engine,
         tokenizer=tokenizer,
         limits=limits,
-        sampling_defaults=sampling_defaults(checkpoint, config),
+        sampling_defaults=defaults,
         model_names=config.served_model_name or (source.name,),
         model_root=source.origin or str(source.path),
         fingerprint=f"octavo-{__version__}-{isa.name}-{source.digest[:12]}",
@@ -237,11 +244,11 @@ def describe(checkpoint: Checkpoint, config: EngineConfig) -> Model:
         raise ModelError(f"{checkpoint.path}: {error}") from None
 
 
-def open_tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:
+def open_tokenizer(checkpoint: Checkpoint, config: EngineConfig, chat_template: str | None) -> Tokenizer:
     """The model's tokenizer, or the one that `config` names, with the operator's chat template where one is given."""
     tokenizer = tokenizer_of(checkpoint, config)
-    if config.chat_template is not None:
-        tokenizer.chat_templates = {"default": read_chat_template(config.chat_template)}
+    if chat_template is not None:
+        tokenizer.chat_templates = {"default": chat_template}
     return tokenizer
 
 

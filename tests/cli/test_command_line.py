@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +115,48 @@ def test_a_port_in_use_is_found_before_the_model_is_looked_for() -> None:
         done = octavo("serve", "/no/such/model", "--port", str(port))
         assert done.returncode == 2
         assert str(port) in done.stderr and "no/such" not in done.stderr
+
+
+def openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate with its key, another key, the key under a password, and what is neither."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("keys")
+    curve = ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+    for name in ("key", "other"):
+        openssl("genpkey", *curve, "-out", folder / name)
+    openssl("req", "-x509", "-new", "-key", folder / "key", "-subj", "/CN=localhost", "-out", folder / "cert")
+    openssl("pkey", "-in", folder / "key", "-aes256", "-passout", "pass:secret", "-out", folder / "locked")
+    (folder / "garbage").write_text("no PEM\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "says"),
+    [
+        ("none", "key", "ssl_certfile = .*none.* cannot be read: No such file"),
+        ("cert", "none", "ssl_keyfile = .*none.* cannot be read: No such file"),
+        ("garbage", "key", "no certificate and its key"),
+        ("cert", "garbage", "no certificate and its key"),
+        ("cert", "other", "key values mismatch"),
+        ("cert", "locked", "encrypted"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_found_before_the_model_is_looked_for(
+    keys: Path, cert: str, key: str, says: str
+) -> None:
+    files = ("--ssl-certfile", str(keys / cert), "--ssl-keyfile", str(keys / key))
+    done = octavo("serve", "/no/such/model", "--port", "0", *files)
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(f"octavo: .*{says}.*\n", done.stderr), done.stderr
+
+
+def test_a_certificate_that_can_be_used_is_no_hindrance(keys: Path) -> None:
+    files = ("--ssl-certfile", str(keys / "cert"), "--ssl-keyfile", str(keys / "key"))
+    done = octavo("serve", "/no/such/model", "--port", "0", *files)
+    assert done.returncode == 2 and "/no/such/model" in done.stderr

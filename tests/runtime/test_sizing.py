@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -12,7 +14,7 @@ import tiny
 from octavo import build as composition
 from octavo.build import build, describe
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelError
 from octavo.runtime.sizing import default_threads, plan_pool
 from octavo.sampling_params import SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
@@ -115,7 +117,7 @@ def test_the_arrays_of_a_step_are_sized_for_the_context_that_is_served(folder: P
 
 
 def test_the_arrays_of_a_step_count_in_the_sum(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composition, "available_memory", lambda: 4 * MIB)
+    monkeypatch.setattr(composition, "available_memory", lambda: 40 * MIB)
     shown = []
     for length in (1024, 16384):
         with pytest.raises(ConfigError) as refused:
@@ -125,3 +127,39 @@ def test_the_arrays_of_a_step_count_in_the_sum(folder: Path, monkeypatch: pytest
         shown.append(float(found[1]))
     # The block tables: 960 blocks more for each of 65,536 sequences.
     assert shown[1] - shown[0] == pytest.approx(960 * 65536 * 4 / (1 << 30), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kv_cache_memory": 1 << 16}, "--kv-cache-memory"),
+        ({"kv_cache_memory": 1 << 60}, "do not fit"),
+        ({"enable_chunked_prefill": False}, "chunked prefill"),
+        ({"chat_template": "/no/such/template"}, "/no/such/template"),
+        ({"tokenizer": "/no/such/tokenizer"}, "/no/such/tokenizer"),
+        ({"max_model_len": 1 << 20}, "65536 positions"),
+        ({"isa": "z80"}, "z80"),
+    ],
+)
+def test_what_can_be_known_before_is_refused_before_the_weights_are_read(
+    folder: Path, options: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composition, "pack_weights", lambda *arguments: pytest.fail("the weights were read"))
+    with pytest.raises((ConfigError, ModelError), match=says):
+        build(EngineConfig(model=str(folder), threads=1, **options))
+
+
+def test_a_wrong_generation_config_is_refused_before_the_weights_are_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "generation_config.json").write_text(json.dumps({"temperature": -1}))
+    monkeypatch.setattr(composition, "pack_weights", lambda *arguments: pytest.fail("the weights were read"))
+    with pytest.raises(ModelError, match="generation_config"):
+        build(EngineConfig(model=str(copy), threads=1))
+
+
+def test_auto_without_chunked_prefill_is_what_a_step_can_hold(folder: Path) -> None:
+    model = build(EngineConfig(model=str(folder), max_model_len="auto", enable_chunked_prefill=False, threads=1))
+    assert model.max_model_len == 512
+    model.close()

@@ -17,11 +17,13 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from server_world import World, wait_until
+from server_world import World, small_service, wait_until
 
 from octavo.config import ServerConfig
 from octavo.errors import ConfigError
-from octavo.server.run import bind
+from octavo.server import run as life
+from octavo.server.context import ServerContext
+from octavo.server.run import bind, serve
 
 URL = "/v1/completions"
 
@@ -224,3 +226,16 @@ def test_only_the_api_port_listens(tmp_path: Path) -> None:
                     listening.append(fields[1])
         port = int(url.rsplit(":", 1)[1])
         assert listening == [f"0100007F:{port:04X}"]
+
+
+def test_a_server_that_cannot_be_made_closes_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its thread would keep weights and cache, and the process."""
+    service, _ = small_service(tmp_path)
+
+    def fail(context: ServerContext) -> None:
+        raise RuntimeError("no app")
+
+    monkeypatch.setattr(life, "create_app", fail)
+    with bind("127.0.0.1", 0) as bound, pytest.raises(RuntimeError, match="no app"):
+        serve(service, ServerConfig(), bound)
+    assert not service.engine.is_healthy()

@@ -33,6 +33,9 @@ def run(args: argparse.Namespace) -> int:
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
 
+    from octavo.server.tls import check_tls
+
+    check_tls(config)
     from octavo.server.run import bind, serve
 
     # The port is taken before the model is loaded: a second server fails at once, not after minutes.

@@ -21,10 +21,13 @@ DEFAULT_POOL_SHARE = 0.5
 
 
 def context_limit(model: Model, config: EngineConfig) -> int:
-    """max_model_len as asked, or the model's own; never beyond what the model was made for."""
+    """max_model_len as asked, or the model's own, of which auto makes what fits; never beyond what it was made for."""
     asked, own = config.max_model_len, model.config.max_position
-    if asked is None or asked < 0:
+    if asked is None:
         return own
+    if asked < 0:
+        # Without chunked prefill, what does not fit in a step cannot be computed.
+        return own if config.enable_chunked_prefill else min(own, config.max_num_batched_tokens)
     if asked > own:
         raise ConfigError(
             f"max_model_len = {asked} is more than the {own} positions that {model.config.architecture} was made for; "

@@ -144,11 +144,7 @@ class Server(uvicorn.Server):
 
 def serve(service: Service, config: ServerConfig, bound: socket.socket) -> int:
     """Serves until a signal comes (status 0) or the engine dies (status 1); the engine is closed when it returns."""
-    context = ServerContext(service, config)
-    server = Server(context, config)
-    try:
+    with contextlib.closing(service.engine), contextlib.closing(ServerContext(service, config)) as context:
+        server = Server(context, config)
         server.run([bound])
         return int(server.engine_died)
-    finally:
-        context.close()
-        service.engine.close()
