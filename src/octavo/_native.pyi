@@ -331,3 +331,7 @@ def probe_linear(
     repeats: int,
     processor_time: bool = False,
 ) -> list[float]: ...
+
+# --- bind_text.cpp ---
+
+def read_strings(data: NDArray[np.uint8], at: int, count: int) -> tuple[list[str], int]: ...
