@@ -162,7 +162,8 @@ void read_floats(Source source, const std::byte* p, int count, float* out) {
 }
 
 // Writes the values [k, k + count) of one column of an integer panel.
-void write_integers(const PackedWeight& w, std::byte* panel, int column, int64_t k, int count, const Chunk& chunk) {
+void write_integers(const PackedWeight& weight, std::byte* panel, int column, int64_t k, int count, const Chunk& chunk) {
+    const PackedWeight w = weight;  // a copy: for all the compiler knows, a byte that is written may lie in the original
     auto put = [](std::byte* p, auto value) { std::memcpy(p, &value, sizeof value); };
     const int minima = w.has_minimum ? 2 : 1;
     const bool super = w.super_group != 0;
@@ -330,8 +331,7 @@ std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, 
         for (int64_t panel; (panel = next.fetch_add(1, std::memory_order_relaxed)) < panels;) {
             const auto job = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), panel) - ends.begin());
             if (pack_panel(owners[job].packed, jobs[job], panel - (job ? ends[job - 1] : 0), floats)) continue;
-            for (size_t first = unheld.load(); job < first && !unheld.compare_exchange_weak(first, job);) {
-            }
+            for (size_t first = unheld.load(); job < first && !unheld.compare_exchange_weak(first, job);) {}
         }
     });
     if (unheld < jobs.size())
