@@ -1,6 +1,5 @@
 """The tokenizer that a GGUF file describes in its metadata, built as a `tokenizers` object."""
 
-import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,17 +67,6 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
     `tokenizer.ggml.model` may be "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE with byte fallback).
     """
-    # A quarter of the time went into collecting garbage that is not there: the merges alone are 500,000 tuples.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _build(metadata)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _build(metadata: Mapping[str, Any]) -> Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
     tokens = _tokens(metadata)
     types = _column(metadata, "tokenizer.ggml.token_type", len(tokens), NORMAL)
@@ -214,7 +202,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     if not tokens:
         raise ModelError("tokenizer.ggml.tokens is empty")
-    return [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    return [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)] if "" in tokens else tokens
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
