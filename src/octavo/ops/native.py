@@ -301,7 +301,7 @@ def fuse_residuals(nodes: list[Node]) -> list[Node]:
 def prepare_activations(nodes: list[Node], isa: Any) -> list[Node]:
     """Puts before each run of linears the forms of their input that their weights take, each made once."""
     result: list[Node] = []
-    prepared: dict[tuple[int, int], Buffer] = {}
+    prepared: dict[int, dict[int, Buffer]] = {}  # of each buffer, by the kind of form
     run_start = 0  # where the current run of linears over one input begins
     run_input: Buffer | None = None
     for node in nodes:
@@ -312,17 +312,17 @@ def prepare_activations(nodes: list[Node], isa: Any) -> list[Node]:
             act = _native.act_of(isa, node.attributes["weights"][0].format)
             row_bytes = _native.act_bytes(isa, act, x.width)
             if (act, row_bytes) != (0, 4 * x.width):
-                key = (id(x), act)
-                if key not in prepared:
-                    form = prepared[key] = Buffer(x.rows, x.width, row_bytes)
+                forms = prepared.setdefault(id(x), {})
+                if act not in forms:
+                    form = forms[act] = Buffer(x.rows, x.width, row_bytes)
                     emit = _emit_quantize(act, x, form)
                     result.insert(run_start, Node("quantize", [x], [form], emit))
                     run_start += 1
-                node.inputs[0] = prepared[key]
+                node.inputs[0] = forms[act]
         else:
             run_input = None
         for buffer in node.outputs:
-            prepared = {key: form for key, form in prepared.items() if key[0] != id(buffer)}
+            prepared.pop(id(buffer), None)
         result.append(node)
     return result
 
