@@ -265,15 +265,18 @@ def fuse_residuals(nodes: list[Node]) -> list[Node]:
     afterwards.
     """
     reads: dict[int, int] = {}
+    last_read: dict[int, int] = {}
     producer: dict[int, int] = {}
     for i, node in enumerate(nodes):
         for buffer in node.inputs:
             reads[id(buffer)] = reads.get(id(buffer), 0) + 1
+            last_read[id(buffer)] = i
         for buffer in node.outputs:
             producer[id(buffer)] = i
     replaced: dict[int, Buffer] = {}
     dropped: set[int] = set()
     for i, node in enumerate(nodes):
+        read_later = any(last_read[id(buffer)] > i for buffer in node.inputs[:1])
         node.inputs = [replaced.get(id(buffer), buffer) for buffer in node.inputs]
         node.outputs = [replaced.get(id(buffer), buffer) for buffer in node.outputs]
         if node.name != "add" or len(node.inputs) != 2:
@@ -283,11 +286,11 @@ def fuse_residuals(nodes: list[Node]) -> list[Node]:
         linear = nodes[p]
         if (
             linear.name != "linear"
+            or linear.attributes["accumulate"] != [False]
             or reads[id(product)] != 1
+            or read_later
             or any(a in n.inputs or a in n.outputs for n in nodes[p:i])
         ):
-            continue
-        if any(a in later.inputs for later in nodes[i + 1 :]):
             continue
         linear.attributes["accumulate"] = [True]
         linear.inputs.append(a)
