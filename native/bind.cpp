@@ -24,5 +24,6 @@ NB_MODULE(_native, m) {
     bind_attention(m);
     bind_sampler(m);
     bind_program(m);
+    bind_text(m);
     bind_probe(m);
 }

@@ -58,6 +58,11 @@ Act act_from(int number) {
     return static_cast<Act>(number);
 }
 
+Activation activation_from(int number) {
+    require(number >= 0 && number <= static_cast<int>(Activation::relu), "there is no activation of this number");
+    return static_cast<Activation>(number);
+}
+
 StepInputs::Group& group_of(Program& p, int group) {
     require(group >= 0 && static_cast<size_t>(group) < p.inputs->groups.size(), "the inputs have no such cache group");
     return p.inputs->groups[static_cast<size_t>(group)];
@@ -68,6 +73,11 @@ void check_weight(const Program& p, const PackedWeightOwner& weight) {
 }
 
 using Bias = std::optional<Array1<const float>>;
+
+const float* bias_of(const PackedWeight& weight, const Bias& bias) {
+    require(!bias || bias->shape(0) == static_cast<size_t>(weight.n), "a bias must have a value for each row of its weight");
+    return bias ? bias->data() : nullptr;
+}
 
 void record_linear(Program& p, char kind, const std::vector<int64_t>& xs, const std::vector<std::shared_ptr<PackedWeightOwner>>& weights,
                    const std::vector<Bias>& biases, const std::vector<int64_t>& outs, const std::vector<bool>& accumulate) {
@@ -82,9 +92,8 @@ void record_linear(Program& p, char kind, const std::vector<int64_t>& xs, const 
     for (size_t i = 0; i < count; ++i) {
         check_weight(p, *weights[i]);
         const PackedWeight& w = weights[i]->packed;
-        require(!biases[i] || biases[i]->shape(0) == static_cast<size_t>(w.n), "a bias must have a value for each row of its weight");
         const std::byte* x = p.at<std::byte>(xs[i], most, p.table->act_bytes(p.table->act_of(w.format), w.k));
-        list.push_back({&w, x, 0, biases[i] ? biases[i]->data() : nullptr, floats(p, rows, outs[i], w.n), w.n, accumulate[i]});
+        list.push_back({&w, x, 0, bias_of(w, biases[i]), floats(p, rows, outs[i], w.n), w.n, accumulate[i]});
     }
     // Every thread of a step writes the same row count: the list is refreshed by each into its own copy on the stack.
     p.push(
@@ -171,6 +180,37 @@ void record_call(Program& p, nb::callable function, const std::vector<CallArgume
             std::memcpy(target, result.data(), count * width * sizeof(float));
         },
         "call");
+}
+
+// Gate, then up.
+void record_gated_linear(Program& p, char kind, int activation, const std::vector<int64_t>& xs,
+                         const std::vector<std::shared_ptr<PackedWeightOwner>>& weights, const std::vector<Bias>& biases, int number,
+                         int64_t out) {
+    require(xs.size() == 2 && weights.size() == 2 && biases.size() == 2, "a gated linear has two weights, a form of x and a bias for each");
+    const Rows rows = rows_of(kind);
+    const int64_t capacity = p.inputs->capacity(rows);
+    const std::byte* x[2];
+    const float* bias[2];
+    for (size_t i = 0; i < 2; ++i) {
+        const PackedWeight& w = weights[i]->packed;
+        check_weight(p, *weights[i]);
+        require(w.n == weights[0]->packed.n, "gate and up must have as many columns");
+        x[i] = p.at<std::byte>(xs[i], capacity, p.table->act_bytes(p.table->act_of(w.format), w.k));
+        bias[i] = bias_of(w, biases[i]);
+    }
+    const Act form = act_from(number);
+    GatedArgs a{activation_from(activation),
+                &weights[0]->packed,
+                &weights[1]->packed,
+                x[0],
+                x[1],
+                bias[0],
+                bias[1],
+                0,
+                form,
+                p.at<std::byte>(out, capacity, p.table->act_bytes(form, weights[0]->packed.n))};
+    record(p, "gated_linear", a, &GatedArgs::rows, rows, &KernelTable::gated_linear,
+           std::make_shared<std::pair<std::vector<std::shared_ptr<PackedWeightOwner>>, std::vector<Bias>>>(weights, biases));
 }
 
 }  // namespace
@@ -265,29 +305,7 @@ void bind_program(nb::module_& m) {
                  record(p, "quantize", a, &QuantizeArgs::rows, rows, &KernelTable::quantize);
              })
         .def("linear", &record_linear, "At most 8 weights, run as one op.")
-        .def(
-            "gated_linear",
-            [](Program& p, char rows, int kind, const std::vector<int64_t>& xs,
-               const std::vector<std::shared_ptr<PackedWeightOwner>>& weights, nb::list biases, int form, int64_t out) {
-                if (xs.size() != 2 || weights.size() != 2 || nb::len(biases) != 2 || weights[0]->packed.n != weights[1]->packed.n)
-                    throw std::invalid_argument("gated_linear takes two weights of equal rows, a form of x and a bias (or None) for each.");
-                const float* bias[2] = {};
-                for (size_t i = 0; i < 2; ++i)
-                    if (!biases[i].is_none()) bias[i] = nb::cast<Array1<const float>>(biases[i], false).data();
-                GatedArgs a{static_cast<Activation>(kind),
-                            &weights[0]->packed,
-                            &weights[1]->packed,
-                            p.at<std::byte>(xs[0]),
-                            p.at<std::byte>(xs[1]),
-                            bias[0],
-                            bias[1],
-                            0,
-                            static_cast<Act>(form),
-                            p.at<std::byte>(out)};
-                auto keep = std::make_shared<std::vector<std::shared_ptr<PackedWeightOwner>>>(weights);
-                record(p, "gated_linear", a, &GatedArgs::rows, rows_of(rows), &KernelTable::gated_linear, keep);
-            },
-            nb::keep_alive<1, 6>())
+        .def("gated_linear", &record_gated_linear)
         .def(
             "rms_norm",
             [](Program& p, char kind, int64_t x, Array1<const float> weight, float epsilon, float offset, int groups, int64_t out) {
@@ -326,9 +344,8 @@ void bind_program(nb::module_& m) {
              })
         .def("activation",
              [](Program& p, char kind, int number, int64_t gate, int64_t up, int size, int64_t out) {
-                 require(number >= 0 && number <= static_cast<int>(Activation::relu), "there is no activation of this number");
                  const Rows rows = rows_of(kind);
-                 ActivationArgs a{static_cast<Activation>(number),
+                 ActivationArgs a{activation_from(number),
                                   floats(p, rows, gate, size),
                                   up < 0 ? nullptr : floats(p, rows, up, size),
                                   size,

@@ -30,6 +30,18 @@ void check(const KernelTable* isa, const PackedWeightOwner& weight) {
         throw std::invalid_argument(std::string("A weight packed for ") + weight.table->name + " cannot be used by " + isa->name + ".");
 }
 
+std::vector<Weight> pack_all(const KernelTable* isa, ThreadPool& pool,
+                             const std::vector<std::tuple<std::string, std::string, Bytes, int64_t, int64_t>>& list) {
+    std::vector<PackJob> jobs;
+    for (const auto& [format, source, data, n, k] : list)
+        jobs.push_back({format_of(format), source_of(source), reinterpret_cast<const std::byte*>(data.data()),
+                        static_cast<int64_t>(data.nbytes()), n, k});
+    nb::gil_scoped_release release;
+    std::vector<Weight> weights;
+    for (auto& owner : pack(isa, pool, jobs)) weights.push_back(std::make_shared<PackedWeightOwner>(std::move(owner)));
+    return weights;
+}
+
 nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<Weight>& weights, Array2<const float> x,
                   const std::vector<std::optional<Array1<const float>>>& biases, std::optional<Array2<float>> into) {
     const int rows = static_cast<int>(x.shape(0)), k = static_cast<int>(x.shape(1));
@@ -175,16 +187,12 @@ void bind_weights(nb::module_& m) {
         nb::arg("source"), "The packed format that keeps every bit of a file's tensor type.");
     m.def(
         "pack",
-        [](const KernelTable* isa, ThreadPool& pool, const std::string& format, const std::string& source, Bytes data, int64_t n,
-           int64_t k) {
-            Format packed = format_of(format);
-            Source from = source_of(source);
-            nb::gil_scoped_release release;
-            return std::make_shared<PackedWeightOwner>(
-                pack(isa, pool, packed, from, reinterpret_cast<const std::byte*>(data.data()), static_cast<int64_t>(data.nbytes()), n, k));
-        },
+        [](const KernelTable* isa, ThreadPool& pool, const std::string& format, const std::string& source, const Bytes& data, int64_t n,
+           int64_t k) { return pack_all(isa, pool, {{format, source, data, n, k}})[0]; },
         nb::arg("isa"), nb::arg("pool"), nb::arg("format"), nb::arg("source"), nb::arg("data").noconvert(), nb::arg("n"), nb::arg("k"),
         "Packs data (uint8, the bytes of a row-major [n, k] tensor of type `source`). ValueError where type, format or size do not fit.");
+    m.def("pack_all", &pack_all, nb::arg("isa"), nb::arg("pool"), nb::arg("jobs").noconvert(),
+          "Packs each (format, source, data, n, k) as pack() does. The weights share their memory: it is freed with the last of them.");
     m.def("unpack", &unpack, nb::arg("weight"), "The values that the kernels see: float32 [n, k].");
 
     m.def("linear", &linear, nb::arg("isa"), nb::arg("pool"), nb::arg("weights"), nb::arg("x").noconvert(),

@@ -162,7 +162,8 @@ void read_floats(Source source, const std::byte* p, int count, float* out) {
 }
 
 // Writes the values [k, k + count) of one column of an integer panel.
-void write_integers(const PackedWeight& w, bool paired, std::byte* panel, int column, int64_t k, int count, const Chunk& chunk) {
+void write_integers(const PackedWeight& weight, bool paired, std::byte* panel, int column, int64_t k, int count, const Chunk& chunk) {
+    const PackedWeight w = weight;  // a copy: for all the compiler knows, a byte that is written may lie in the original
     auto put = [](std::byte* p, auto value) { std::memcpy(p, &value, sizeof value); };
     const int minima = w.has_minimum ? 2 : 1;
     const bool super = w.super_group != 0;
@@ -236,6 +237,53 @@ PackedWeight describe(const KernelTable* table, Format format, const SourceType&
     return w;
 }
 
+void check(const KernelTable* table, const PackJob& job) {
+    const auto& [format, source, data, bytes, n, k] = job;
+    const SourceType& type = type_of(source);
+    if (!is_float(format) && format != type.format)
+        throw std::invalid_argument(std::string(type.name) + " cannot be packed as " + name_of(format) + ", only as " +
+                                    name_of(type.format) + (is_float(type.format) ? " or another float format." : ", f32, f16 or bf16."));
+    if (table->panel_of(format) <= 0) throw std::invalid_argument(std::string(table->name) + " has no kernel for " + name_of(format) + ".");
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (n < 1 || k < 1 || n > kMost || k > kMost)
+        throw std::invalid_argument("A weight must have between 1 and 2147483647 rows and columns, not " + std::to_string(n) + " x " +
+                                    std::to_string(k) + ".");
+    if (k % type.values != 0)
+        throw std::invalid_argument("The " + std::to_string(k) + " columns of a " + type.name + " weight must be a multiple of " +
+                                    std::to_string(type.values) + ".");
+    const int64_t row_bytes = k / type.values * type.bytes;
+    if (bytes / row_bytes != n || bytes % row_bytes != 0)
+        throw std::invalid_argument("A " + std::string(type.name) + " weight of " + std::to_string(n) + " x " + std::to_string(k) +
+                                    " has " + std::to_string(n) + " rows of " + std::to_string(row_bytes) + " bytes; the data has " +
+                                    std::to_string(bytes) + " bytes.");
+}
+
+// False: a value is not held, as of write_floats. `floats` is room for a panel, kept from call to call.
+bool pack_panel(const PackedWeight& w, bool paired, const PackJob& job, int64_t panel, std::vector<float>& floats) {
+    const SourceType& type = type_of(job.source);
+    const int64_t row_bytes = job.k / type.values * type.bytes;
+    const int columns = static_cast<int>(std::min<int64_t>(w.panel, job.n - panel * w.panel));
+    const std::byte* first = job.data + panel * w.panel * row_bytes;
+    std::byte* out = w.data + panel * w.panel_bytes;
+    if (is_float(w.format)) floats.resize(static_cast<size_t>(w.panel) * kSuper);
+    Chunk chunk;
+    bool held = true;
+    for (int64_t at = 0; at < job.k; at += kSuper) {
+        const int count = static_cast<int>(std::min<int64_t>(kSuper, job.k - at));
+        for (int column = 0; column < columns; ++column) {
+            const std::byte* p = first + column * row_bytes + at / type.values * type.bytes;
+            if (is_float(w.format)) {
+                read_floats(job.source, p, count, floats.data() + column * kSuper);
+            } else {
+                read_chunk(job.source, p, count, chunk);
+                write_integers(w, paired && w.format != Format::i8, out, column, at, count, chunk);
+            }
+        }
+        if (is_float(w.format)) held &= write_floats(w, out, columns, at, count, floats.data());
+    }
+    return held;
+}
+
 }  // namespace
 
 Source source_of(const std::string& name) {
@@ -255,60 +303,39 @@ const char* name_of(Format format) { return kFormats[static_cast<int>(format)]; 
 
 Format default_format(Source source) { return type_of(source).format; }
 
-PackedWeightOwner pack(const KernelTable* table, ThreadPool& pool, Format format, Source source, const std::byte* data, int64_t bytes,
-                       int64_t n, int64_t k) {
-    const SourceType& type = type_of(source);
-    if (!is_float(format) && format != type.format)
-        throw std::invalid_argument(std::string(type.name) + " cannot be packed as " + name_of(format) + ", only as " +
-                                    name_of(type.format) + (is_float(type.format) ? " or another float format." : ", f32, f16 or bf16."));
-    if (table->panel_of(format) <= 0) throw std::invalid_argument(std::string(table->name) + " has no kernel for " + name_of(format) + ".");
-    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-    if (n < 1 || k < 1 || n > kMost || k > kMost)
-        throw std::invalid_argument("A weight must have between 1 and 2147483647 rows and columns, not " + std::to_string(n) + " x " +
-                                    std::to_string(k) + ".");
-    if (k % type.values != 0)
-        throw std::invalid_argument("The " + std::to_string(k) + " columns of a " + type.name + " weight must be a multiple of " +
-                                    std::to_string(type.values) + ".");
-    const int64_t row_bytes = k / type.values * type.bytes;
-    if (bytes / row_bytes != n || bytes % row_bytes != 0)
-        throw std::invalid_argument("A " + std::string(type.name) + " weight of " + std::to_string(n) + " x " + std::to_string(k) +
-                                    " has " + std::to_string(n) + " rows of " + std::to_string(row_bytes) + " bytes; the data has " +
-                                    std::to_string(bytes) + " bytes.");
-
-    PackedWeightOwner owner{describe(table, format, type, n, k), {}, table};
-    owner.memory = Memory(owner.packed.bytes);
-    owner.packed.data = owner.memory.data();
-    const PackedWeight& w = owner.packed;
-    const int64_t panels = w.bytes / w.panel_bytes;
-    const bool paired = table->paired_halves && format != Format::i8;
-    std::atomic<bool> held{true};
-    pool.run([&](int thread, int threads) {
-        std::vector<float> floats(is_float(format) ? static_cast<size_t>(w.panel) * kSuper : 0);
-        Chunk chunk;
-        for (int64_t panel = panels * thread / threads; panel < panels * (thread + 1) / threads; ++panel) {
-            std::byte* out = w.data + panel * w.panel_bytes;
-            const int columns = static_cast<int>(std::min<int64_t>(w.panel, n - panel * w.panel));
-            const std::byte* first = data + panel * w.panel * row_bytes;
-            for (int64_t at = 0; at < k; at += kSuper) {
-                const int count = static_cast<int>(std::min<int64_t>(kSuper, k - at));
-                for (int column = 0; column < columns; ++column) {
-                    const std::byte* p = first + column * row_bytes + at / type.values * type.bytes;
-                    if (is_float(format)) {
-                        read_floats(source, p, count, floats.data() + column * kSuper);
-                    } else {
-                        read_chunk(source, p, count, chunk);
-                        write_integers(w, paired, out, column, at, count, chunk);
-                    }
-                }
-                if (is_float(format) && !write_floats(w, out, columns, at, count, floats.data()))
-                    held.store(false, std::memory_order_relaxed);
-            }
+std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, std::span<const PackJob> jobs) {
+    constexpr int64_t kLine = 64;
+    std::vector<PackedWeightOwner> owners;
+    std::vector<int64_t> ends;  // of each job's panels, counted through all jobs
+    int64_t bytes = 0, panels = 0;
+    for (const PackJob& job : jobs) {
+        check(table, job);
+        const PackedWeight& w = owners.emplace_back(describe(table, job.format, type_of(job.source), job.n, job.k), nullptr, table).packed;
+        bytes += (w.bytes + kLine - 1) / kLine * kLine;
+        ends.push_back(panels += w.bytes / w.panel_bytes);
+    }
+    auto memory = std::make_shared<Memory>(bytes);
+    std::byte* at = memory->data();
+    for (PackedWeightOwner& owner : owners) {
+        owner.memory = memory;
+        owner.packed.data = at;
+        at += (owner.packed.bytes + kLine - 1) / kLine * kLine;
+    }
+    std::atomic<int64_t> next{0};
+    std::atomic<size_t> unheld{jobs.size()};  // the first job with a value that its format does not hold
+    // Panels are taken one by one: while the model is loaded other work has a core, and a fixed share would wait for the thread behind it.
+    pool.run([&](int, int) {
+        std::vector<float> floats;
+        for (int64_t panel; (panel = next.fetch_add(1, std::memory_order_relaxed)) < panels;) {
+            const auto job = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), panel) - ends.begin());
+            if (pack_panel(owners[job].packed, table->paired_halves, jobs[job], panel - (job ? ends[job - 1] : 0), floats)) continue;
+            for (size_t first = unheld.load(); job < first && !unheld.compare_exchange_weak(first, job);) {}
         }
     });
-    if (!held)
-        throw std::invalid_argument("A weight of " + std::to_string(n) + " x " + std::to_string(k) +
+    if (unheld < jobs.size())
+        throw std::invalid_argument("A weight of " + std::to_string(jobs[unheld].n) + " x " + std::to_string(jobs[unheld].k) +
                                     " has values above 65504, the largest of f16; pack it as bf16 or f32.");
-    return owner;
+    return owners;
 }
 
 }  // namespace octavo

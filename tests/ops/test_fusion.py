@@ -18,10 +18,10 @@ WIDTH, HIDDEN, TOKENS = 256, 344, 75
 def run(isa: Any, pool: Any, decoder: Callable[[NativeOps], Any]) -> tuple[Any, list[str]]:
     """The rows of the decoder's result, and the ops that ran."""
     inputs = _native.StepInputs(TOKENS, 1, 1, [])
-    ops = NativeOps(isa, inputs, [], 0, 16, pool.threads)
+    ops = NativeOps(isa, {"T": TOKENS, "S": 1, "R": 1}, [], 0, pool.threads)
     out = decoder(ops)
     ops.keep(out)
-    program = ops.build(pool, [])
+    program = ops.build(pool, inputs, [], 16)
     inputs.tokens = TOKENS
     inputs.token_ids[:] = np.arange(TOKENS) % 50
     program.run()

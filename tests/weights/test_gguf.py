@@ -120,7 +120,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "key not UTF-8": (file_bytes(pairs=(text(b"\xff\xfe") + bytes(16),)), "UTF-8"),
     "token not UTF-8": (
         file_bytes(pairs=(pair("k", ARRAY, struct.pack("<IQ", STRING, 1) + text(b"\xff")),)),
-        "string 0 of 'k' is not valid UTF-8",
+        "string 0 of 'k' at offset 57 is not valid UTF-8",
     ),
     "alignment 0": (file_bytes(pairs=(pair("general.alignment", U32, bytes(4)),)), "power of two"),
     "alignment 3": (file_bytes(pairs=(pair("general.alignment", U32, b"\3\0\0\0"),)), "power of two"),

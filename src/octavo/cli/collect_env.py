@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts() -> Iterator[tuple[str, str]]:
+    import platform
     from importlib import metadata
 
     yield "octavo", __version__

@@ -276,15 +276,18 @@ def fuse_residuals(nodes: list[Node]) -> list[Node]:
     afterwards.
     """
     reads: dict[int, int] = {}
+    last_read: dict[int, int] = {}
     producer: dict[int, int] = {}
     for i, node in enumerate(nodes):
         for buffer in node.inputs:
             reads[id(buffer)] = reads.get(id(buffer), 0) + 1
+            last_read[id(buffer)] = i
         for buffer in node.outputs:
             producer[id(buffer)] = i
     replaced: dict[int, Buffer] = {}
     dropped: set[int] = set()
     for i, node in enumerate(nodes):
+        read_later = any(last_read[id(buffer)] > i for buffer in node.inputs[:1])
         node.inputs = [replaced.get(id(buffer), buffer) for buffer in node.inputs]
         node.outputs = [replaced.get(id(buffer), buffer) for buffer in node.outputs]
         if node.name != "add" or len(node.inputs) != 2:
@@ -294,11 +297,11 @@ def fuse_residuals(nodes: list[Node]) -> list[Node]:
         linear = nodes[p]
         if (
             linear.name != "linear"
+            or linear.attributes["accumulate"] != [False]
             or reads[id(product)] != 1
+            or read_later
             or any(a in n.inputs or a in n.outputs for n in nodes[p:i])
         ):
-            continue
-        if any(a in later.inputs for later in nodes[i + 1 :]):
             continue
         linear.attributes["accumulate"] = [True]
         linear.inputs.append(a)
@@ -312,7 +315,7 @@ def fuse_residuals(nodes: list[Node]) -> list[Node]:
 def prepare_activations(nodes: list[Node], isa: _native.KernelTable) -> list[Node]:
     """Puts before each run of linears the forms of their input that their weights take, each made once."""
     result: list[Node] = []
-    prepared: dict[tuple[int, int], Buffer] = {}
+    prepared: dict[int, dict[int, Buffer]] = {}  # of each buffer, by the kind of form
     run_start = 0  # where the current run of linears over one input begins
     run_input: Buffer | None = None
     for node in nodes:
@@ -323,17 +326,17 @@ def prepare_activations(nodes: list[Node], isa: _native.KernelTable) -> list[Nod
             act = _native.act_of(isa, node.attributes["weights"][0].format)
             row_bytes = _native.act_bytes(isa, act, x.width)
             if (act, row_bytes) != (0, 4 * x.width):
-                key = (id(x), act)
-                if key not in prepared:
-                    form = prepared[key] = Buffer(x.rows, x.width, row_bytes)
+                forms = prepared.setdefault(id(x), {})
+                if act not in forms:
+                    form = forms[act] = Buffer(x.rows, x.width, row_bytes)
                     emit = _emit_quantize(act, x, form)
                     result.insert(run_start, Node("quantize", [x], [form], emit, {"act": act}))
                     run_start += 1
-                node.inputs[0] = prepared[key]
+                node.inputs[0] = forms[act]
         else:
             run_input = None
         for buffer in node.outputs:
-            prepared = {key: form for key, form in prepared.items() if key[0] != id(buffer)}
+            prepared.pop(id(buffer), None)
         result.append(node)
     return result
 
@@ -411,7 +414,7 @@ def _emit_gated(attributes: Mapping[str, Any], rows: Rows) -> Emit:
     )
 
 
-def place_buffers(nodes: Sequence[Node], capacity: Mapping[str, int]) -> int:
+def place_buffers(nodes: Sequence[Node], capacity: Mapping[Rows, int]) -> int:
     """Gives each buffer the lowest offset that is free from its first use to its last; returns the bytes that takes."""
     spans: dict[int, tuple[Buffer, int, int]] = {}
     for i, node in enumerate(nodes):

@@ -1,6 +1,5 @@
 """The tokenizer that a GGUF file describes in its metadata, built as a `tokenizers` object."""
 
-import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from octavo import _native
 from octavo.errors import ModelError
 from octavo.text.tokenizer import Tokenizer
 
@@ -68,17 +68,6 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
     `tokenizer.ggml.model` may be "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE with byte fallback).
     """
-    # A quarter of the time went into collecting garbage that is not there: the merges alone are 500,000 tuples.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _build(metadata)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _build(metadata: Mapping[str, Any]) -> Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
     tokens = _tokens(metadata)
     types = _column(metadata, "tokenizer.ggml.token_type", len(tokens), NORMAL)
@@ -133,10 +122,12 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], pre: str) ->
 def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], types: np.ndarray) -> Backend:
     scores = _column(metadata, "tokenizer.ggml.scores", len(tokens), None)
     unknown = _token_id(metadata, "unknown", len(tokens))
+    best_first = np.argsort(-scores, kind="stable")
+    words = [tokens[i] for i in best_first[types[best_first] == NORMAL].tolist()]
     backend = Backend(
         _bpe(
             tokens,
-            _merges_of_scores([tokens[i] for i in np.argsort(-scores, kind="stable") if types[i] == NORMAL]),
+            _native.sentencepiece_merges(words),
             byte_fallback=True,
             fuse_unk=True,
             unk_token=None if unknown is None else tokens[unknown],
@@ -164,45 +155,6 @@ def _bpe(tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: An
         raise ModelError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
 
 
-def _merges_of_scores(tokens: Sequence[str]) -> list[tuple[str, str]]:
-    """BPE merges that cut a text as SentencePiece does: `tokens` best first, each with every split into two of them.
-
-    SentencePiece joins the adjacent pair whose whole has the best score, leftmost first. The order of one token's
-    splits is of no matter: within the span that becomes the token all joins go as if the span stood alone, so
-    the last is always the same pair. Splits are found by hashes in NumPy, as 262,144 tokens have 1.5 million.
-    """
-    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    chars = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64) + 1
-    at = np.arange(len(chars)) - np.repeat(starts, lengths)  # position within the token
-    # A token's hash is sum(char[j] * base**j) modulo 2**64, so that those of its parts come from running sums.
-    base = 0x9E3779B97F4A7C15
-    longest = int(lengths.max(initial=0))
-    power = np.array([pow(base, k, 1 << 64) for k in range(longest + 1)], np.uint64)
-    inverse = np.array([pow(base, -k, 1 << 64) for k in range(longest + 1)], np.uint64)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(chars * power[at])])
-    hashes = sums[ends] - sums[starts]
-    seen = np.zeros(1 << 22, bool)
-    seen[_slot(hashes)] = True
-    cut = np.flatnonzero(at > 0)
-    heads = sums[cut] - sums[cut - at[cut]]
-    cut, heads = cut[maybe := seen[_slot(heads)]], heads[maybe]
-    tails = (sums[ends[np.searchsorted(ends, cut, side="right")]] - sums[cut]) * inverse[at[cut]]
-    heads, tails = heads[maybe := seen[_slot(tails)]], tails[maybe]
-    order = np.argsort(hashes)
-    ordered = hashes[order]
-    left, right = (np.minimum(np.searchsorted(ordered, parts), len(order) - 1) for parts in (heads, tails))
-    found = (ordered[left] == heads) & (ordered[right] == tails)
-    parts = (map(tokens.__getitem__, order[ids[found]].tolist()) for ids in (left, right))
-    return list(zip(*parts, strict=True))
-
-
-def _slot(hashes: np.ndarray) -> np.ndarray:
-    """A hash's place in a table of 2**22, a cheap first test."""
-    return (hashes * np.uint64(0xD6E8FEB86659FD93)) >> np.uint64(42)
-
-
 def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     prefix = "tokenizer.chat_template"
     named = {k.removeprefix(prefix + "."): v for k, v in metadata.items() if k.startswith(prefix + ".")}
@@ -214,7 +166,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     if not tokens:
         raise ModelError("tokenizer.ggml.tokens is empty")
-    return [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    return [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)] if "" in tokens else tokens
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
