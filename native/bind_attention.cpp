@@ -35,14 +35,15 @@ StoreArgs store_args(const KVCache& cache, int layer, const Floats& k, const Flo
     require(k.shape(0) == slots.shape(0) && v.shape(0) == slots.shape(0), "k, v and slot_mapping must have a row for each token");
     for (size_t i = 0; i < slots.shape(0); ++i)
         require(slots(i) >= -1 && slots(i) < cache.num_blocks() * cache.block_size(), "a slot lies outside the cache");
-    return {k.data(), v.data(), static_cast<int64_t>(width), slots.data(), static_cast<int>(slots.shape(0)), cache.layer(layer)};
+    return {k.data(), v.data(), static_cast<int64_t>(width), slots.data(), cache.layer(layer)};
 }
 
 void store(const KernelTable& isa, ThreadPool& pool, const KVCache& cache, int layer, const Floats& k, const Floats& v,
            const Array1<const int64_t>& slot_mapping) {
     const StoreArgs args = store_args(cache, layer, k, v, slot_mapping);
     nb::gil_scoped_release release;
-    pool.run([&](int thread, int threads) { isa.store(args, thread, threads); });
+    const auto rows = static_cast<int64_t>(slot_mapping.shape(0));
+    pool.run([&](int thread, int threads) { isa.store(args, share(rows, thread, threads)); });
 }
 
 Out attention(const KernelTable& isa, ThreadPool& pool, const KVCache& cache, int layer, const Floats& q, const Floats& k, const Floats& v,
@@ -89,13 +90,13 @@ Out attention(const KernelTable& isa, ThreadPool& pool, const KVCache& cache, in
                        scratch.data()};
     nb::gil_scoped_release release;
     if (shares > 0) {
-        if (store) isa.store(stored, 0, 1);
-        for (int share = 0; share < shares; ++share) isa.attention(args, share, shares);
-        for (int share = 0; share < shares; ++share) isa.attention_merge(args, share, shares);
+        if (store) isa.store(stored, {0, static_cast<int64_t>(tokens)});
+        for (int i = 0; i < shares; ++i) isa.attention(args, i, shares);
+        for (int i = 0; i < shares; ++i) isa.attention_merge(args, i, shares);
         return out;
     }
     pool.run([&](int thread, int threads) {
-        if (store) isa.store(stored, thread, threads);
+        if (store) isa.store(stored, share(static_cast<int64_t>(tokens), thread, threads));
         AttentionArgs own = args;
         for (int i = layer; i < layer + layers; ++i) {
             own.cache = cache.layer(i);

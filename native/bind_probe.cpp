@@ -73,9 +73,9 @@ std::vector<double> linear_times(const KernelTable* isa, ThreadPool& pool, const
     const Act act = isa->act_of(w.format);
     Memory x(int64_t{4} * rows * w.k), form(isa -> act_bytes(act, w.k) * rows), out(int64_t{4} * rows * w.n);
     for (int64_t i = 0; i < int64_t{rows} * w.k; ++i) reinterpret_cast<float*>(x.data())[i] = static_cast<float>(i % 251 - 125) / 64.0f;
-    QuantizeArgs args{act, reinterpret_cast<float*>(x.data()), w.k, rows, w.k, form.data()};
+    QuantizeArgs args{act, reinterpret_cast<float*>(x.data()), w.k, w.k, form.data()};
     std::vector<double> times;
-    pool.run([&](int thread, int threads) { isa->quantize(args, thread, threads); });
+    pool.run([&](int thread, int threads) { isa->quantize(args, share(rows, thread, threads)); });
     for (int repeat = 0; repeat < repeats; ++repeat)
         times.push_back(seconds_of(pool, processor_time, [&](int thread, int threads) {
             for (const auto& weight : weights) {

@@ -34,6 +34,13 @@ void record(Program& p, const char* name, const Args& final, int Args::* count, 
         name);
 }
 
+// Adds one kernel that treats rows one by one.
+template <class Args>
+void record_rows(Program& p, const char* name, const Args& args, Rows rows, void (*KernelTable::*kernel)(const Args&, Range),
+                 std::shared_ptr<void> keep = nullptr) {
+    p.push_rows([&p, args, kernel, keep](Range range) { (p.table->*kernel)(args, range); }, rows, name);
+}
+
 Rows rows_of(char kind) {
     switch (kind) {
         case 'T':
@@ -121,8 +128,7 @@ void record_attention(Program& p, int group, std::shared_ptr<KVCache> cache, int
     const int64_t kv_width = int64_t{stored.kv_heads} * stored.head_dim, width = int64_t{heads} * stored.head_dim;
     const int64_t scratch_bytes =
         p.table->attention_scratch(p.inputs->max_tokens, p.inputs->max_seqs, heads, stored.head_dim, max_seq_len, p.pool->threads());
-    StoreArgs s{
-        floats(p, Rows::tokens, k, kv_width), floats(p, Rows::tokens, v, kv_width), kv_width, inputs.slot_mapping.data(), 0, stored};
+    StoreArgs s{floats(p, Rows::tokens, k, kv_width), floats(p, Rows::tokens, v, kv_width), kv_width, inputs.slot_mapping.data(), stored};
     AttentionArgs a{floats(p, Rows::tokens, q, width),
                     width,
                     floats(p, Rows::tokens, out, width),
@@ -142,7 +148,7 @@ void record_attention(Program& p, int group, std::shared_ptr<KVCache> cache, int
         known = limits;
         p.prepare([&p, group, limits] { p.inputs->check_group(static_cast<size_t>(group), limits); });
     }
-    record(p, "store", s, &StoreArgs::rows, Rows::tokens, &KernelTable::store, cache);
+    record_rows(p, "store", s, Rows::tokens, &KernelTable::store, cache);
     record(p, "attention", a, &AttentionArgs::seqs, Rows::seqs, &KernelTable::attention);
     record(p, "attention_merge", a, &AttentionArgs::seqs, Rows::seqs, &KernelTable::attention_merge);
 }
@@ -292,17 +298,17 @@ void bind_program(nb::module_& m) {
              [](Program& p, std::shared_ptr<PackedWeightOwner> weight, float scale, int64_t out) {
                  check_weight(p, *weight);
                  const PackedWeight& w = weight->packed;
-                 EmbedArgs a{&w, p.inputs->token_ids.data(), 0, scale, floats(p, Rows::tokens, out, w.k), w.k};
+                 EmbedArgs a{&w, p.inputs->token_ids.data(), scale, floats(p, Rows::tokens, out, w.k), w.k};
                  p.prepare([&p, vocab = w.n] { p.inputs->check_token_ids(vocab); });
-                 record(p, "embed", a, &EmbedArgs::rows, Rows::tokens, &KernelTable::embed, weight);
+                 record_rows(p, "embed", a, Rows::tokens, &KernelTable::embed, weight);
              })
         .def("quantize",
              [](Program& p, char kind, int number, int64_t x, int k, int64_t out) {
                  const Act act = act_from(number);
                  const Rows rows = rows_of(kind);
-                 QuantizeArgs a{
-                     act, floats(p, rows, x, k), k, 0, k, p.at<std::byte>(out, p.inputs->capacity(rows), p.table->act_bytes(act, k))};
-                 record(p, "quantize", a, &QuantizeArgs::rows, rows, &KernelTable::quantize);
+                 QuantizeArgs a{act, floats(p, rows, x, k), k, k,
+                                p.at<std::byte>(out, p.inputs->capacity(rows), p.table->act_bytes(act, k))};
+                 record_rows(p, "quantize", a, rows, &KernelTable::quantize);
              })
         .def("linear", &record_linear, "At most 8 weights, run as one op.")
         .def("gated_linear", &record_gated_linear)
@@ -313,9 +319,9 @@ void bind_program(nb::module_& m) {
                 const int64_t width = static_cast<int64_t>(weight.shape(0)) * groups;
                 require(groups > 0 && width <= INT32_MAX, "a norm needs groups of fewer than 2147483648 values together");
                 const int size = static_cast<int>(weight.shape(0));
-                NormArgs a{floats(p, rows, x, width),   width, weight.data(), epsilon, offset, 0, groups, size,
+                NormArgs a{floats(p, rows, x, width),   width, weight.data(), epsilon, offset, groups, size,
                            floats(p, rows, out, width), width};
-                record(p, "rms_norm", a, &NormArgs::rows, rows, &KernelTable::rms_norm);
+                record_rows(p, "rms_norm", a, rows, &KernelTable::rms_norm);
             },
             nb::keep_alive<1, 4>(), nb::arg("rows"), nb::arg("x"), nb::arg("weight").noconvert(), nb::arg("epsilon"), nb::arg("offset"),
             nb::arg("groups"), nb::arg("out"))
@@ -323,9 +329,8 @@ void bind_program(nb::module_& m) {
             "rope_angles",
             [](Program& p, Array1<const double> inv_freq, double scale, int64_t out) {
                 const int half = static_cast<int>(inv_freq.shape(0));
-                RopeAnglesArgs a{
-                    p.inputs->positions.data(), inv_freq.data(), scale, 0, half, floats(p, Rows::tokens, out, 2 * int64_t{half})};
-                record(p, "rope_angles", a, &RopeAnglesArgs::rows, Rows::tokens, &KernelTable::rope_angles);
+                RopeAnglesArgs a{p.inputs->positions.data(), inv_freq.data(), scale, half, floats(p, Rows::tokens, out, 2 * int64_t{half})};
+                record_rows(p, "rope_angles", a, Rows::tokens, &KernelTable::rope_angles);
             },
             nb::keep_alive<1, 2>(), nb::arg("inv_freq").noconvert(), nb::arg("scale"), nb::arg("out"))
         .def("rope",
@@ -335,12 +340,11 @@ void bind_program(nb::module_& m) {
                  RopeArgs a{floats(p, Rows::tokens, angles, 2 * int64_t{half}),
                             floats(p, Rows::tokens, x, width),
                             width,
-                            0,
                             heads,
                             head_dim,
                             half,
                             interleaved};
-                 record(p, "rope", a, &RopeArgs::rows, Rows::tokens, &KernelTable::rope);
+                 record_rows(p, "rope", a, Rows::tokens, &KernelTable::rope);
              })
         .def("activation",
              [](Program& p, char kind, int number, int64_t gate, int64_t up, int size, int64_t out) {
@@ -350,25 +354,24 @@ void bind_program(nb::module_& m) {
                                   up < 0 ? nullptr : floats(p, rows, up, size),
                                   size,
                                   size,
-                                  0,
                                   size,
                                   floats(p, rows, out, size),
                                   size};
-                 record(p, "activation", a, &ActivationArgs::rows, rows, &KernelTable::activation);
+                 record_rows(p, "activation", a, rows, &KernelTable::activation);
              })
         .def("add",
              [](Program& p, char kind, int64_t x, int64_t y, float factor, int size, int64_t out) {
                  const Rows rows = rows_of(kind);
-                 AddArgs a{floats(p, rows, x, size),  y < 0 ? nullptr : floats(p, rows, y, size), factor, size, 0, size,
+                 AddArgs a{floats(p, rows, x, size),  y < 0 ? nullptr : floats(p, rows, y, size), factor, size, size,
                            floats(p, rows, out, size)};
-                 record(p, "add", a, &AddArgs::rows, rows, &KernelTable::add);
+                 record_rows(p, "add", a, rows, &KernelTable::add);
              })
         .def("select_rows",
              [](Program& p, int64_t x, int size, int64_t out) {
-                 SelectArgs a{floats(p, Rows::tokens, x, size),   size, p.inputs->output_rows.data(), 0, size,
+                 SelectArgs a{floats(p, Rows::tokens, x, size), size, p.inputs->output_rows.data(), size,
                               floats(p, Rows::outputs, out, size)};
                  p.prepare([&p] { p.inputs->check_output_rows(); });
-                 record(p, "select_rows", a, &SelectArgs::rows, Rows::outputs, &KernelTable::select);
+                 record_rows(p, "select_rows", a, Rows::outputs, &KernelTable::select);
              })
         .def("softcap",
              [](Program& p, char kind, int64_t x, int size, float cap, float scale) {
@@ -378,9 +381,9 @@ void bind_program(nb::module_& m) {
              })
         .def("pool",
              [](Program& p, int64_t x, int size, bool mean, int64_t out) {
-                 PoolArgs a{floats(p, Rows::tokens, x, size), size, p.inputs->query_start.data(), 0, size, mean,
+                 PoolArgs a{floats(p, Rows::tokens, x, size), size, p.inputs->query_start.data(), size, mean,
                             floats(p, Rows::seqs, out, size)};
-                 record(p, "pool", a, &PoolArgs::seqs, Rows::seqs, &KernelTable::pool);
+                 record_rows(p, "pool", a, Rows::seqs, &KernelTable::pool);
              })
         .def("attention", &record_attention)
         .def("sample", &record_sample)

@@ -76,7 +76,7 @@ nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<We
         if (!form.bytes()) {
             form = Memory(std::max<int64_t>(1, isa->act_bytes(act, k) * rows));
             std::memset(form.data(), 0xff, static_cast<size_t>(form.bytes()));
-            acts.push_back({act, x.data(), k, rows, k, form.data()});
+            acts.push_back({act, x.data(), k, k, form.data()});
         }
         const float* bias = nullptr;
         if (i < biases.size() && biases[i]) {
@@ -90,7 +90,7 @@ nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<We
     }
     nb::gil_scoped_release release;
     pool.run([&](int thread, int threads) {
-        for (const auto& act : acts) isa->quantize(act, thread, threads);
+        for (const auto& act : acts) isa->quantize(act, share(rows, thread, threads));
         pool.barrier();
         isa->linear(list.data(), static_cast<int>(list.size()), thread, threads);
     });
@@ -106,9 +106,10 @@ nb::object embed(const KernelTable* isa, ThreadPool& pool, const PackedWeightOwn
             throw std::invalid_argument("Row " + std::to_string(ids.data()[i]) + " of a weight of " + std::to_string(w.n) + " rows.");
     float* out;
     nb::object result = new_array(out, ids.shape(0), static_cast<size_t>(w.k));
-    EmbedArgs args{&w, ids.data(), static_cast<int>(ids.shape(0)), scale, out, w.k};
+    const auto rows = static_cast<int64_t>(ids.shape(0));
+    EmbedArgs args{&w, ids.data(), scale, out, w.k};
     nb::gil_scoped_release release;
-    pool.run([&](int thread, int threads) { isa->embed(args, thread, threads); });
+    pool.run([&](int thread, int threads) { isa->embed(args, share(rows, thread, threads)); });
     nb::gil_scoped_acquire acquire;
     return result;
 }
@@ -119,11 +120,11 @@ nb::object quantize_roundtrip(const KernelTable* isa, ThreadPool& pool, const st
     const int rows = static_cast<int>(x.shape(0)), k = static_cast<int>(x.shape(1));
     const int64_t row_bytes = isa->act_bytes(act, k);
     Memory form(std::max<int64_t>(1, row_bytes * rows));
-    QuantizeArgs args{act, x.data(), k, rows, k, form.data()};
+    QuantizeArgs args{act, x.data(), k, k, form.data()};
     float* out;
     nb::object result = new_array(out, x.shape(0), x.shape(1));
     nb::gil_scoped_release release;
-    pool.run([&](int thread, int threads) { isa->quantize(args, thread, threads); });
+    pool.run([&](int thread, int threads) { isa->quantize(args, share(rows, thread, threads)); });
     for (int row = 0; row < rows; ++row)
         for (int i = 0; i < k; ++i) {
             const std::byte* p = form.data() + row * row_bytes;
@@ -157,9 +158,9 @@ nb::object unpack(const PackedWeightOwner& weight) {
     nb::object result = new_array(out, static_cast<size_t>(w.n), static_cast<size_t>(w.k));
     std::vector<int32_t> ids(static_cast<size_t>(w.n));
     for (int32_t i = 0; i < w.n; ++i) ids[static_cast<size_t>(i)] = i;
-    EmbedArgs args{&w, ids.data(), w.n, 1.0f, out, w.k};
+    EmbedArgs args{&w, ids.data(), 1.0f, out, w.k};
     nb::gil_scoped_release release;
-    weight.table->embed(args, 0, 1);
+    weight.table->embed(args, {0, w.n});
     nb::gil_scoped_acquire acquire;
     return result;
 }

@@ -1,12 +1,19 @@
 // The seam between the Program and the kernels: argument structs with shapes, and one table of functions per ISA.
 //
-// A kernel is called by every thread of the pool with its own `thread` of `threads`, does its share, and returns; whoever runs the ops puts
-// a barrier between two of them. Who computes what may depend on `threads`; what is computed never does.
+// Most kernels treat rows one by one, and are called for a range of rows. The others are called by every thread of the pool with its own
+// `thread` of `threads`, do their share, and return. Who computes what may depend on the ranges and on `threads`; what is computed never
+// does.
 #pragma once
 
 #include "types.h"
 
 namespace octavo {
+
+struct Range {
+    int64_t begin, end;
+};
+// The part of `count` units that `thread` of `threads` takes.
+static inline Range share(int64_t count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
 
 // How a weight is packed. Integer weights are w = scale * q + minimum with unsigned q; `zero` folds a constant minimum of -zero * scale.
 enum class Format : uint8_t { f32, f16, bf16, i8, i4, i4k };
@@ -32,7 +39,7 @@ struct QuantizeArgs {  // x [rows, k] -> out, rows of act_bytes(act, k) bytes
     Act act;
     const float* x;
     int64_t x_stride;
-    int rows, k;
+    int k;
     std::byte* out;
 };
 
@@ -61,7 +68,6 @@ struct GatedArgs {  // out [rows, n] = activation(x . gate^T + gate_bias) * (x .
 struct EmbedArgs {  // out [rows, k] = dequantised rows `ids` of weight [n, k], times scale
     const PackedWeight* weight;
     const int32_t* ids;
-    int rows;
     float scale;
     float* out;
     int64_t out_stride;
@@ -72,7 +78,7 @@ struct NormArgs {  // every group of `size` values of x [rows, groups * size] is
     int64_t x_stride;
     const float* weight;  // [size]
     float epsilon, offset;
-    int rows, groups, size;
+    int groups, size;
     float* out;
     int64_t out_stride;
 };
@@ -81,7 +87,7 @@ struct RopeAnglesArgs {  // out [rows, 2 * half]: cosines, then sines, of positi
     const int32_t* positions;
     const double* inv_freq;
     double scale;
-    int rows, half;
+    int half;
     float* out;
 };
 
@@ -89,7 +95,7 @@ struct RopeArgs {         // rotates the first 2 * half values of every head of 
     const float* angles;  // [rows, 2 * half]
     float* x;
     int64_t x_stride;
-    int rows, heads, head_dim, half;
+    int heads, head_dim, half;
     bool interleaved;
 };
 
@@ -98,7 +104,7 @@ struct ActivationArgs {  // out = activation(gate) * up, or activation(gate) whe
     const float* gate;
     const float* up;
     int64_t gate_stride, up_stride;
-    int rows, size;
+    int size;
     float* out;
     int64_t out_stride;
 };
@@ -108,7 +114,7 @@ struct AddArgs {  // out = a + b; [rows, size]; b null: out = a * factor
     const float* b;
     float factor;
     int64_t stride;
-    int rows, size;
+    int size;
     float* out;
 };
 
@@ -116,7 +122,7 @@ struct SelectArgs {  // out [rows, size] = x[index[row]]
     const float* x;
     int64_t stride;
     const int32_t* index;
-    int rows, size;
+    int size;
     float* out;
 };
 
@@ -131,7 +137,7 @@ struct PoolArgs {  // out [seqs, size]: last row, or the mean of the rows, of ea
     const float* x;
     int64_t stride;
     const int32_t* query_start;
-    int seqs, size;
+    int size;
     bool mean;
     float* out;
 };
@@ -153,7 +159,6 @@ struct StoreArgs {  // writes k, v [rows, kv_heads * head_dim] to their slots (b
     const float* v;
     int64_t stride;
     const int64_t* slot_mapping;  // [rows]
-    int rows;
     CacheLayer cache;
 };
 
@@ -186,21 +191,21 @@ struct KernelTable {
 
     Act (*act_of)(Format format);
     int64_t (*act_bytes)(Act act, int k);
-    void (*quantize)(const QuantizeArgs&, int thread, int threads);
+    void (*quantize)(const QuantizeArgs&, Range rows);
     void (*linear)(const LinearArgs* list, int count, int thread, int threads);  // independent, of equal rows: shared out together
     void (*gated_linear)(const GatedArgs&, int thread, int threads);
-    void (*embed)(const EmbedArgs&, int thread, int threads);
+    void (*embed)(const EmbedArgs&, Range rows);
 
-    void (*rms_norm)(const NormArgs&, int thread, int threads);
-    void (*rope_angles)(const RopeAnglesArgs&, int thread, int threads);
-    void (*rope)(const RopeArgs&, int thread, int threads);
-    void (*activation)(const ActivationArgs&, int thread, int threads);
-    void (*add)(const AddArgs&, int thread, int threads);
-    void (*select)(const SelectArgs&, int thread, int threads);
+    void (*rms_norm)(const NormArgs&, Range rows);
+    void (*rope_angles)(const RopeAnglesArgs&, Range rows);
+    void (*rope)(const RopeArgs&, Range rows);
+    void (*activation)(const ActivationArgs&, Range rows);
+    void (*add)(const AddArgs&, Range rows);
+    void (*select)(const SelectArgs&, Range rows);
     void (*softcap)(const SoftcapArgs&, int thread, int threads);
-    void (*pool)(const PoolArgs&, int thread, int threads);
+    void (*pool)(const PoolArgs&, Range rows);
 
-    void (*store)(const StoreArgs&, int thread, int threads);
+    void (*store)(const StoreArgs&, Range rows);
     int64_t (*attention_scratch)(int max_tokens, int max_seqs, int heads, int head_dim, int64_t max_seq_len, int threads);
     void (*attention)(const AttentionArgs&, int thread, int threads);        // partials
     void (*attention_merge)(const AttentionArgs&, int thread, int threads);  // after a barrier; may have nothing to do

@@ -69,12 +69,16 @@ struct StepInputs {
 class Program {
   public:
     using Op = std::function<void(int thread, int threads)>;
+    using RowOp = std::function<void(Range rows)>;
     using HostOp = std::function<void()>;
 
     Program(const KernelTable* table, std::shared_ptr<ThreadPool> pool, std::shared_ptr<StepInputs> inputs, int64_t workspace_bytes);
 
-    void push(Op op, const char* name) { ops_.push_back({std::move(op), nullptr, name}); }
-    void push_host(HostOp op, const char* name) { ops_.push_back({nullptr, std::move(op), name}); }
+    void push(Op op, const char* name) { ops_.push_back({std::move(op), nullptr, nullptr, {}, name}); }
+    // An op whose every row reads and writes the same row of what ops of equal `rows` before it have written. Such ops that follow one
+    // another are run together, a few rows at a time: there is no barrier between them, and a row is still in the nearest cache.
+    void push_rows(RowOp op, Rows rows, const char* name) { ops_.push_back({nullptr, std::move(op), nullptr, rows, name}); }
+    void push_host(HostOp op, const char* name) { ops_.push_back({nullptr, nullptr, std::move(op), {}, name}); }
     void prepare(HostOp op) { prepare_.push_back(std::move(op)); }  // done by the caller before the first op of a run
     void cut() { segment_ends_.push_back(ops_.size()); }            // ends a segment
 
@@ -104,10 +108,13 @@ class Program {
   private:
     struct Entry {
         Op op;
+        RowOp row_op;
         HostOp host;
+        Rows rows;
         const char* name;
     };
     void run_ops(size_t begin, size_t end);
+    void run_rows(size_t begin, size_t end, int thread, int threads);
     void check_place(int64_t offset, int64_t rows, int64_t row_bytes) const;
 
     Memory workspace_;

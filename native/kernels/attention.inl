@@ -220,8 +220,8 @@ static void store_units(const StoreArgs& s, int64_t begin, int64_t end) {
     }
 }
 
-static void store(const StoreArgs& s, int thread, int threads) {
-    const Range units = share(int64_t{s.rows} * s.cache.kv_heads, thread, threads);
+static void store(const StoreArgs& s, Range rows) {
+    const Range units = {rows.begin * s.cache.kv_heads, rows.end * s.cache.kv_heads};
     switch (s.cache.type) {
         case CacheType::f32:
             return store_units<TypeF32>(s, units.begin, units.end);

@@ -17,10 +17,9 @@ static inline float square_sum(const float* x, int size) {
     return reduce_add(sum);
 }
 
-static void rms_norm(const NormArgs& a, int thread, int threads) {
-    Range range = share(int64_t{a.rows} * a.groups, thread, threads);
+static void rms_norm(const NormArgs& a, Range rows) {
     vf offset = set1(a.offset);
-    for (int64_t unit = range.begin; unit < range.end; ++unit) {
+    for (int64_t unit = rows.begin * a.groups; unit < rows.end * a.groups; ++unit) {
         int64_t row = unit / a.groups, group = unit % a.groups;
         const float* x = a.x + row * a.x_stride + group * a.size;
         float* out = a.out + row * a.out_stride + group * a.size;
@@ -33,9 +32,8 @@ static void rms_norm(const NormArgs& a, int thread, int threads) {
 }
 
 // Angles in double: positions reach 10^6, where a float32 product would be off by 0.06 radians.
-static void rope_angles(const RopeAnglesArgs& a, int thread, int threads) {
-    Range range = share(a.rows, thread, threads);
-    for (int64_t row = range.begin; row < range.end; ++row) {
+static void rope_angles(const RopeAnglesArgs& a, Range rows) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
         float* out = a.out + row * 2 * a.half;
         for (int i = 0; i < a.half; ++i) {
             double angle = a.positions[row] * a.inv_freq[i];
@@ -45,9 +43,8 @@ static void rope_angles(const RopeAnglesArgs& a, int thread, int threads) {
     }
 }
 
-static void rope(const RopeArgs& a, int thread, int threads) {
-    Range range = share(a.rows, thread, threads);
-    for (int64_t row = range.begin; row < range.end; ++row) {
+static void rope(const RopeArgs& a, Range rows) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
         const float* cosine = a.angles + row * 2 * a.half;
         const float* sine = cosine + a.half;
         for (int head = 0; head < a.heads; ++head) {
@@ -94,9 +91,8 @@ static inline vf activate(Activation kind, vf x) {
     return x;
 }
 
-static void activation(const ActivationArgs& a, int thread, int threads) {
-    Range range = share(a.rows, thread, threads);
-    for (int64_t row = range.begin; row < range.end; ++row) {
+static void activation(const ActivationArgs& a, Range rows) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
         const float* gate = a.gate + row * a.gate_stride;
         const float* up = a.up ? a.up + row * a.up_stride : nullptr;
         float* out = a.out + row * a.out_stride;
@@ -108,10 +104,9 @@ static void activation(const ActivationArgs& a, int thread, int threads) {
     }
 }
 
-static void add_rows(const AddArgs& a, int thread, int threads) {
-    Range range = share(a.rows, thread, threads);
+static void add_rows(const AddArgs& a, Range rows) {
     vf factor = set1(a.factor);
-    for (int64_t row = range.begin; row < range.end; ++row) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
         int64_t at = row * a.stride;
         for (int i = 0; i < a.size; i += W) {
             int n = a.size - i < W ? a.size - i : W;
@@ -121,9 +116,8 @@ static void add_rows(const AddArgs& a, int thread, int threads) {
     }
 }
 
-static void select_rows(const SelectArgs& a, int thread, int threads) {
-    Range range = share(a.rows, thread, threads);
-    for (int64_t row = range.begin; row < range.end; ++row)
+static void select_rows(const SelectArgs& a, Range rows) {
+    for (int64_t row = rows.begin; row < rows.end; ++row)
         std::memcpy(a.out + row * a.size, a.x + a.index[row] * a.stride, sizeof(float) * static_cast<size_t>(a.size));
 }
 
@@ -141,9 +135,8 @@ static void softcap(const SoftcapArgs& a, int thread, int threads) {
     }
 }
 
-static void pool(const PoolArgs& a, int thread, int threads) {
-    Range range = share(a.seqs, thread, threads);
-    for (int64_t seq = range.begin; seq < range.end; ++seq) {
+static void pool(const PoolArgs& a, Range seqs) {
+    for (int64_t seq = seqs.begin; seq < seqs.end; ++seq) {
         int first = a.query_start[seq], last = a.query_start[seq + 1] - 1;
         float* out = a.out + seq * a.size;
         if (!a.mean) first = last;

@@ -9,12 +9,6 @@ struct Constant {
     static constexpr int value = N;
 };
 
-// The share of `count` units that `thread` of `threads` takes: a contiguous range.
-struct Range {
-    int64_t begin, end;
-};
-static inline Range share(int64_t count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
-
 }  // namespace octavo::ISA
 
 #include "math.inl"

@@ -114,15 +114,9 @@ static inline void prepare(Act act, const float* x, int begin, int end, std::byt
     }
 }
 
-static void quantize(const QuantizeArgs& a, int thread, int threads) {
-    constexpr int kChunk = 256;  // values: even a single row is work for several threads
-    const int64_t row_bytes = act_bytes(a.act, a.k), chunks = (a.k + kChunk - 1) / kChunk;
-    Range range = share(a.rows * chunks, thread, threads);
-    for (int64_t unit = range.begin; unit < range.end; ++unit) {
-        const int64_t row = unit / chunks;
-        const int begin = static_cast<int>(unit % chunks) * kChunk, end = a.k - begin < kChunk ? a.k : begin + kChunk;
-        prepare(a.act, a.x + row * a.x_stride + begin, begin, end, a.out + row * row_bytes);
-    }
+static void quantize(const QuantizeArgs& a, Range rows) {
+    const int64_t row_bytes = act_bytes(a.act, a.k);
+    for (int64_t row = rows.begin; row < rows.end; ++row) prepare(a.act, a.x + row * a.x_stride, 0, a.k, a.out + row * row_bytes);
 }
 
 using PanelSums = void (*)(const PackedWeight&, int64_t panel, const std::byte* x, int64_t x_stride, int rows, float* sums);
@@ -217,13 +211,12 @@ static void linear(const LinearArgs* list, int count, int thread, int threads) {
     }
 }
 
-// Values [begin, end) of a row, begin being a multiple of 256.
-static inline void read_row(const PackedWeight& w, int64_t row, int begin, int end, float factor, float* out) {
+static inline void read_row(const PackedWeight& w, int64_t row, float factor, float* out) {
     const std::byte* panel = w.data + row / w.panel * w.panel_bytes;
     const int column = static_cast<int>(row % w.panel);
     const int values = step_values(w.format, w.group, w.super_group != 0);
     const int64_t bytes = step_bytes(w.format, w.panel, w.group, w.has_minimum, w.super_group != 0);
-    for (int k = begin; k < end;) {
+    for (int k = 0; k < w.k;) {
         const std::byte* p = panel + k / values * bytes;
         if (is_float(w.format)) {
             if (w.format == Format::f32) out[k] = factor * reinterpret_cast<const float*>(p)[column];
@@ -257,14 +250,8 @@ static inline void read_row(const PackedWeight& w, int64_t row, int begin, int e
     }
 }
 
-static void embed(const EmbedArgs& a, int thread, int threads) {
-    const int64_t chunks = (a.weight->k + kSuper - 1) / kSuper;
-    Range range = share(a.rows * chunks, thread, threads);
-    for (int64_t unit = range.begin; unit < range.end; ++unit) {
-        const int64_t row = unit / chunks;
-        const int begin = static_cast<int>(unit % chunks) * kSuper, end = a.weight->k - begin < kSuper ? a.weight->k : begin + kSuper;
-        read_row(*a.weight, a.ids[row], begin, end, a.scale, a.out + row * a.out_stride);
-    }
+static void embed(const EmbedArgs& a, Range rows) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) read_row(*a.weight, a.ids[row], a.scale, a.out + row * a.out_stride);
 }
 
 }  // namespace octavo::ISA

@@ -79,7 +79,7 @@ struct Cache {
 
 void store(const KernelTable& table, const Cache& cache, const Matrix& k, const Matrix& v, const std::vector<int64_t>& slots, int threads) {
     for (int thread = 0; thread < threads; ++thread)
-        table.store({k.row(0), v.row(0), k.stride, slots.data(), static_cast<int>(slots.size()), cache.layer}, thread, threads);
+        table.store({k.row(0), v.row(0), k.stride, slots.data(), cache.layer}, share(static_cast<int64_t>(slots.size()), thread, threads));
 }
 
 // A power of two near 1 / sqrt(head_dim): q has the bits of bf16 here, so that a table that rounds scaled queries to bf16 does not change

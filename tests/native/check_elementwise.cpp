@@ -37,8 +37,8 @@ void check_norm(Context& c) {
             check_rows(
                 c, "elementwise rms_norm " + std::to_string(groups) + " x " + std::to_string(size), Matrix(kRows, groups * size),
                 [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
-                    table.rms_norm({x.row(first), x.stride, weight.row(0), 1e-6f, offset, count, groups, size, out.row(first), out.stride},
-                                   thread, threads);
+                    table.rms_norm({x.row(first), x.stride, weight.row(0), 1e-6f, offset, groups, size, out.row(first), out.stride},
+                                   share(count, thread, threads));
                 },
                 [&](int, int, double want) { return kEpsilon * (4.0 + size / 16.0) * std::fabs(want); });
         }
@@ -54,7 +54,7 @@ void check_rope(Context& c) {
         for (int r = 0; r < kRows; ++r) positions.push_back(r < 3 ? r : random.below(1 << 20));
         const Matrix empty(kRows, 2 * half, 0);
         auto compute_angles = [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
-            table.rope_angles({positions.data() + first, inv_freq.data(), 1.25, count, half, out.row(first)}, thread, threads);
+            table.rope_angles({positions.data() + first, inv_freq.data(), 1.25, half, out.row(first)}, share(count, thread, threads));
         };
         check_rows(c, "elementwise rope_angles " + std::to_string(half), empty, compute_angles, [&](int, int, double) { return kEpsilon; });
         Matrix angles = empty;
@@ -67,7 +67,8 @@ void check_rope(Context& c) {
                     std::to_string(head_dim),
                 x,
                 [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
-                    table.rope({angles.row(first), out.row(first), out.stride, count, heads, head_dim, half, interleaved}, thread, threads);
+                    table.rope({angles.row(first), out.row(first), out.stride, heads, head_dim, half, interleaved},
+                               share(count, thread, threads));
                 },
                 [&](int, int, double) { return 16 * kEpsilon; });
     }
@@ -85,9 +86,9 @@ void check_activation(Context& c) {
             check_rows(
                 c, std::string("elementwise ") + names[static_cast<int>(kind)] + (gated ? " gated" : ""), Matrix(kRows, size),
                 [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
-                    table.activation({kind, gate.row(first), gated ? up.row(first) : nullptr, gate.stride, up.stride, count, size,
-                                      out.row(first), out.stride},
-                                     thread, threads);
+                    table.activation(
+                        {kind, gate.row(first), gated ? up.row(first) : nullptr, gate.stride, up.stride, size, out.row(first), out.stride},
+                        share(count, thread, threads));
                 },
                 [&](int r, int i, double) {
                     return 8 * kEpsilon *
@@ -104,7 +105,8 @@ void check_sums(Context& c) {
             check_rows(
                 c, std::string("elementwise ") + (sum ? "add " : "scale ") + std::to_string(size), Matrix(kRows, size),
                 [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
-                    table.add({a.row(first), sum ? b.row(first) : nullptr, 0.37f, a.stride, count, size, out.row(first)}, thread, threads);
+                    table.add({a.row(first), sum ? b.row(first) : nullptr, 0.37f, a.stride, size, out.row(first)},
+                              share(count, thread, threads));
                 },
                 [](int, int, double) { return 0.0; });
         for (float cap : {0.0f, 30.0f})
@@ -126,14 +128,14 @@ void check_rows_moved(Context& c) {
     check_rows(
         c, "elementwise select", Matrix(5, size, 0),
         [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
-            table.select({x.row(0), x.stride, index.data() + first, count, size, out.row(first)}, thread, threads);
+            table.select({x.row(0), x.stride, index.data() + first, size, out.row(first)}, share(count, thread, threads));
         },
         [](int, int, double) { return 0.0; });
     for (bool mean : {false, true})
         check_rows(
             c, mean ? "elementwise pool mean" : "elementwise pool last", Matrix(5, size, 0),
             [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
-                table.pool({x.row(0), x.stride, query_start.data() + first, count, size, mean, out.row(first)}, thread, threads);
+                table.pool({x.row(0), x.stride, query_start.data() + first, size, mean, out.row(first)}, share(count, thread, threads));
             },
             [](int, int, double) { return 16 * kEpsilon; });
 }

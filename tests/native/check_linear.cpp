@@ -59,7 +59,7 @@ std::vector<std::byte> quantized(const KernelTable& table, Format format, const 
     const int64_t row_bytes = table.act_bytes(act, x.columns);
     std::vector<std::byte> out(static_cast<size_t>(x.rows * row_bytes), std::byte{0xff});
     for (int thread = 0; thread < threads; ++thread)
-        table.quantize({act, x.row(0), x.stride, x.rows, x.columns, out.data()}, thread, threads);
+        table.quantize({act, x.row(0), x.stride, x.columns, out.data()}, share(x.rows, thread, threads));
     return out;
 }
 
@@ -91,7 +91,7 @@ void check_source(Context& c, const SourceShape& shape, int rows, int n, int k) 
     std::vector<int32_t> ids;
     for (int r = 0; r < n; ++r) ids.push_back(n - 1 - r);
     auto embed = [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
-        table.embed({&weights.of(table), ids.data() + first, count, 0.5f, out.row(first), out.stride}, thread, threads);
+        table.embed({&weights.of(table), ids.data() + first, 0.5f, out.row(first), out.stride}, share(count, thread, threads));
     };
     const Matrix empty(n < 20 ? n : 20, k);
     check_rows(c, "linear embed " + name, empty, embed, [](int, int, double) { return 0.0; });

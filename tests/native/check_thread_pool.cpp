@@ -40,9 +40,7 @@ static std::string thrown(ThreadPool& pool, int thrower, int barriers) {
                 pool.barrier();
             }
         });
-    } catch (const std::runtime_error& error) {
-        return error.what();
-    }
+    } catch (const std::runtime_error& error) { return error.what(); }
     return "";
 }
 
@@ -60,9 +58,7 @@ int main() {
         bool caught = false;
         try {
             pool.run([](int, int) { throw std::bad_alloc(); });
-        } catch (const std::bad_alloc&) {
-            caught = true;
-        }
+        } catch (const std::bad_alloc&) { caught = true; }
         require(caught && works(pool), name + "every thread may throw, and one exception arrives as what it is");
     }
     std::printf("all holds\n");

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from octavo.ops.native import Buffer, Node, fuse_residuals
+from itertools import pairwise
+
+from octavo.ops.native import Buffer, Node, fuse_residuals, place_buffers
 
 
 class Recording:
@@ -52,3 +54,29 @@ def test_a_linear_takes_in_one_sum() -> None:
     normed = r.node("norm", [x])
     r.node("norm", [r.add(x, r.add(r.linear(normed), r.linear(normed)))])
     assert r.fused().count("add") == 1
+
+
+def test_rows_that_run_together_share_no_memory() -> None:
+    """A chain runs a few rows at a time: the first buffer of it is still being read when the last one is written."""
+    wide, narrow, after = Buffer("T", 64, 256), Buffer("T", 8, 32), Buffer("T", 64, 256)
+
+    def node(name: str, inputs: list[Buffer], outputs: list[Buffer]) -> Node:
+        return Node(name, inputs, outputs, lambda p, i, o: None)
+
+    start = Buffer("T", 8, 32)
+    chain = [
+        node("linear", [], [start]),
+        node("activation", [start], [wide]),
+        node("add", [wide], [narrow]),
+        node("cut", [], []),
+        node("rms_norm", [narrow], [after]),
+    ]
+    place_buffers([*chain, node("linear", [after], [])], {"T": 16})
+    places = sorted((b.offset, b.offset + b.row_bytes * 16) for b in (start, wide, narrow, after))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
+
+    # With a linear in between the first is dead, and its memory is taken.
+    between = Buffer("T", 8, 32)
+    apart = [*chain[:3], node("linear", [narrow], [between]), node("rms_norm", [between], [after])]
+    place_buffers(apart, {"T": 16})
+    assert after.offset == wide.offset

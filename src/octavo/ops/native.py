@@ -21,6 +21,9 @@ from octavo.ops.interface import Activation, AttentionSpec, RopeSpec
 Rows = Literal["T", "S", "R"]
 ACTIVATIONS: dict[str, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 ALIGNMENT = 64
+# Ops whose rows are independent: where some of equal rows follow one another, the Program runs them together, a few rows
+# of all of them at a time.
+ROW_OPS = frozenset({"embed", "quantize", "rms_norm", "rope_angles", "rope", "activation", "add", "select_rows", "pool"})
 MAX_LINEAR_GROUP = 8
 Vector = NDArray[np.float32]
 Emit = Callable[[_native.Program, list[int], list[int]], None]  # (program, offsets of inputs, offsets of outputs)
@@ -414,13 +417,27 @@ def _emit_gated(attributes: Mapping[str, Any], rows: Rows) -> Emit:
     )
 
 
+def moments(nodes: Sequence[Node]) -> list[int]:
+    """When each node runs: at the same time as the one before it where the Program may run both together."""
+    result: list[int] = []
+    now, running = 0, ""  # the rows of the chain that has begun
+    for node in nodes:
+        if node.name not in ("cut", "keep"):  # they end no chain
+            rows = node.outputs[0].rows if node.name in ROW_OPS else ""
+            if not rows or rows != running:
+                now += 1
+            running = rows
+        result.append(now)
+    return result
+
+
 def place_buffers(nodes: Sequence[Node], capacity: Mapping[Rows, int]) -> int:
     """Gives each buffer the lowest offset that is free from its first use to its last; returns the bytes that takes."""
     spans: dict[int, tuple[Buffer, int, int]] = {}
-    for i, node in enumerate(nodes):
+    for moment, node in zip(moments(nodes), nodes, strict=True):
         for buffer in (*node.inputs, *node.outputs):
-            first = spans[id(buffer)][1] if id(buffer) in spans else i
-            spans[id(buffer)] = (buffer, first, i)
+            first = spans[id(buffer)][1] if id(buffer) in spans else moment
+            spans[id(buffer)] = (buffer, first, moment)
     placed: list[tuple[int, int, int]] = []  # (offset, end, last use)
     total = 0
     for buffer, first, last in sorted(spans.values(), key=lambda span: span[1]):
