@@ -1,7 +1,6 @@
 #include "thread_pool.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 
 #include <utility>
@@ -40,15 +39,22 @@ void ThreadPool::stop() {
     for (auto& worker : workers_) worker.join();
 }
 
-// Spins until done(). A core may be shared or taken away: after some tens of microseconds, lets whoever holds it run.
-template <class Done>
-static void spin_until(Done&& done) {
-    for (int spins = 0; !done(); ++spins) {
-        if (spins < 4096)
-            pause_cpu();
-        else
-            sched_yield();
+// Waits until `word` is no longer `old`. Within a step the others are microseconds away, and waiting is spinning. Where they have not come
+// after some tens of microseconds, a core has been taken away, or two threads share one: then spinning takes time from whoever is waited
+// for, and from a quota. The wait becomes a sleep, and the next ones are short of patience; one in sixty-four tries whether the cores are
+// back.
+template <class T>
+void ThreadPool::wait_for_change(const std::atomic<T>& word, T old) {
+    const int crowded = crowded_.load(std::memory_order_relaxed), patience = crowded ? 64 : 2048;
+    for (int spins = 0; spins < patience; ++spins) {
+        if (word.load(std::memory_order_acquire) != old) {
+            if (!crowded) return;
+            break;
+        }
+        pause_cpu();
     }
+    crowded_.store(crowded ? crowded - 1 : 64, std::memory_order_relaxed);
+    word.wait(old, std::memory_order_acquire);
 }
 
 void ThreadPool::enter(Entry entry, void* context) {
@@ -60,7 +66,7 @@ void ThreadPool::enter(Entry entry, void* context) {
         epoch_.notify_all();
     }
     run_entry(0);
-    spin_until([this] { return finished_.load(std::memory_order_acquire) == threads_; });
+    for (int count; (count = finished_.load(std::memory_order_acquire)) != threads_;) wait_for_change(finished_, count);
     finished_.store(0, std::memory_order_relaxed);
     if (!failed_.load(std::memory_order_relaxed)) return;
     // Whoever waited at a barrier has left it: the next body finds it empty.
@@ -76,8 +82,11 @@ void ThreadPool::run_entry(int thread) {
     } catch (const Abandoned&) {
     } catch (...) {
         if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+        phase_.fetch_add(1, std::memory_order_release);  // wakes who waits for this thread
+        phase_.notify_all();
     }
     finished_.fetch_add(1, std::memory_order_acq_rel);
+    finished_.notify_all();
 }
 
 void ThreadPool::work(int thread) {
@@ -92,16 +101,16 @@ void ThreadPool::work(int thread) {
 
 void ThreadPool::barrier() {
     if (threads_ == 1) return;
-    uint32_t phase = phase_.load(std::memory_order_relaxed);
+    const uint32_t phase = phase_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(threads_)) {
         arrived_.store(0, std::memory_order_relaxed);
         phase_.store(phase + 1, std::memory_order_release);
+        phase_.notify_all();
         return;
     }
-    spin_until([&] {
-        if (failed_.load(std::memory_order_relaxed)) throw Abandoned();
-        return phase_.load(std::memory_order_acquire) != phase;
-    });
+    // A failure that the phase had already counted is seen before the wait, a later one ends it.
+    while (!failed_.load(std::memory_order_relaxed) && phase_.load(std::memory_order_acquire) == phase) wait_for_change(phase_, phase);
+    if (failed_.load(std::memory_order_relaxed)) throw Abandoned();
 }
 
 }  // namespace octavo

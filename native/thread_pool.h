@@ -34,6 +34,8 @@ class ThreadPool {
     void enter(Entry entry, void* context);
     void work(int thread);
     void run_entry(int thread);
+    template <class T>
+    void wait_for_change(const std::atomic<T>& word, T old);
     void stop();
 
     // Each word that threads spin on has a cache line of its own.
@@ -42,6 +44,7 @@ class ThreadPool {
     alignas(64) std::atomic<uint32_t> phase_{0};
     std::atomic<bool> failed_{false};  // beside the phase, so that whoever waits for that sees this at no cost
     alignas(64) std::atomic<int> finished_{0};
+    alignas(64) std::atomic<int> crowded_{0};  // waits to come that expect to be long
     std::exception_ptr error_;  // of the thread that set failed_
     alignas(64) Entry entry_ = nullptr;
     void* context_ = nullptr;
