@@ -109,8 +109,8 @@ def choice(allowed: tuple[str, ...], later: tuple[str, ...] = ()) -> Parse:
         if value in allowed:
             return str(value)
         if value in later:
-            raise ValueError(f"is not implemented yet; use {_listed(allowed)}")
-        raise ValueError(f"must be {_listed(allowed)}")
+            raise ValueError(f"is not implemented yet; use {_one_of(allowed)}")
+        raise ValueError(f"must be {_one_of(allowed)}")
 
     return parse
 
@@ -363,5 +363,5 @@ def _limits(low: int | None, high: int | None) -> str:
     return f" from {low}" + (f" to {high}" if high is not None else "")
 
 
-def _listed(allowed: tuple[str, ...]) -> str:
+def _one_of(allowed: tuple[str, ...]) -> str:
     return allowed[0] if len(allowed) == 1 else ", ".join(allowed[:-1]) + " or " + allowed[-1]

@@ -1,6 +1,6 @@
 """The exceptions that users of octavo meet."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -50,6 +50,12 @@ class GenerationError(OctavoError):
             f"Request {self.outputs[first].request_id} (prompt {first + 1} of {len(self.outputs)}) failed: "
             f"{self.outputs[first].error}{others}"
         )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a sentence lists them: five at most, and how many more there are."""
+    names = list(names)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def describe(error: Exception) -> str:

@@ -204,9 +204,17 @@ class TestFolder:
         with pytest.raises(ModelError, match=r"tokenizer\.json is broken"):
             tokenizer_from_folder(tmp_path)
 
-    def test_broken_config(self, folder: Path) -> None:
-        (folder / "tokenizer_config.json").write_text("{")
-        with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("{", "is not valid JSON"),
+            ("[]", "must be a JSON object, not list"),
+            ('{"a": 1, "a": 2}', "'a' appears twice"),
+        ],
+    )
+    def test_broken_config(self, folder: Path, text: str, says: str) -> None:
+        (folder / "tokenizer_config.json").write_text(text)
+        with pytest.raises(ModelError, match=rf"tokenizer_config\.json.*{says}"):
             tokenizer_from_folder(folder)
 
     def test_padding_and_truncation_of_the_file_are_off(self, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
-from octavo.errors import ModelError
+from octavo.errors import ModelError, listed
 from octavo.model import gguf_facts, hf_facts
 from octavo.model.decoder import decoder
 from octavo.model.description import Description
@@ -190,11 +190,11 @@ def match_weights(
         wanted[weight] = architecture.weight_names[template].replace("{i}", layer)
     missing = [f"{tensor} {list(shapes[weight])}" for weight, tensor in wanted.items() if tensor not in stored]
     if missing:
-        raise ModelError(f"the checkpoint lacks {shortened(missing)}, which {name} needs.")
+        raise ModelError(f"the checkpoint lacks {listed(missing)}, which {name} needs.")
     rest = sorted(stored.keys() - set(wanted.values()))
     unknown = [tensor for tensor in rest if not any(fnmatchcase(tensor, pattern) for pattern in architecture.ignored)]
     if unknown:
-        names = shortened([stored[tensor] for tensor in unknown])
+        names = listed([stored[tensor] for tensor in unknown])
         raise ModelError(f"the checkpoint has {names}, which octavo's {name} does not know and will not leave out.")
     return {weight: stored[tensor] for weight, tensor in wanted.items()}
 
@@ -204,10 +204,6 @@ def canonical_prefix(tensor: str, prefixes: Mapping[str, str]) -> str:
         if tensor.startswith(written):
             return meant + tensor.removeprefix(written)
     return tensor
-
-
-def shortened(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def load_architecture_file(path: str | Path) -> dict[str, Architecture]:

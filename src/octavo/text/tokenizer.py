@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from octavo.errors import ModelError, RequestError
+from octavo.json_file import read_if_there
 from octavo.text.messages import check_text
 
 if TYPE_CHECKING:
@@ -331,15 +332,16 @@ def tokenizer_from_folder(path: str | Path) -> Tokenizer:
         raise ModelError(f"{file} is broken: {error}") from error
     backend.no_padding()
     backend.no_truncation()
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_if_there(folder / "tokenizer_config.json")
     special = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token_text(value))}
     more = config.get("additional_special_tokens") or []
     declared = [*special.values(), *(text for value in more if (text := _token_text(value)))]
     # A vocabulary may hold a special token as if it were a word; tokens that it lacks are not added to it.
     backend.add_special_tokens([_special(text) for text in declared if backend.token_to_id(text) is not None])
-    model_config = _read_json(folder / "config.json")
+    model_config = read_if_there(folder / "config.json")
     eos: set[int] = set()
-    for source in (_read_json(folder / "generation_config.json"), model_config, model_config.get("text_config") or {}):
+    generation_config = read_if_there(folder / "generation_config.json")
+    for source in (generation_config, model_config, model_config.get("text_config") or {}):
         value = source.get("eos_token_id")
         eos.update(i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int))
     if (i := backend.token_to_id(special.get("eos_token", ""))) is not None:
@@ -362,7 +364,7 @@ def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     """Chat templates by name; a file of its own goes before tokenizer_config.json."""
     if (file := folder / "chat_template.jinja").is_file():
         return {"default": file.read_text(encoding="utf-8")}
-    value = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    value = read_if_there(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(value, str):
         return {"default": value}
     return {entry["name"]: entry["template"] for entry in value or [] if {"name", "template"} <= entry.keys()}
@@ -377,16 +379,3 @@ def _token_text(value: Any) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} if there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} must hold a JSON object, it holds a {type(value).__name__}")
-    return value

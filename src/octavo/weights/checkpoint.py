@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from octavo.errors import ModelError
+from octavo.errors import ModelError, listed
+from octavo.json_file import read_if_there, read_object
 from octavo.weights.gguf import GgufFile
-from octavo.weights.json_file import read_object
-from octavo.weights.safetensors import PICKLED_SUFFIXES, listed, open_safetensors
+from octavo.weights.safetensors import PICKLED_SUFFIXES, open_safetensors
 from octavo.weights.tensor import Tensor
 
 
@@ -49,8 +49,7 @@ class Folder:
             raise ModelError(f"{path} is not a model's folder: it has no config.json.")
         self.config = read_object(path / "config.json")
         refuse_quantised(self.config, path)
-        generation = path / "generation_config.json"
-        self.generation_config = read_object(generation) if generation.exists() else {}
+        self.generation_config = read_if_there(path / "generation_config.json")
         self._files = open_safetensors(path)
 
     def names(self) -> list[str]:

@@ -13,10 +13,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from octavo.errors import ModelError
+from octavo.errors import ModelError, listed
 from octavo.weights.packages import say
 from octavo.weights.published import Found
-from octavo.weights.safetensors import PICKLED_SUFFIXES, listed
+from octavo.weights.safetensors import PICKLED_SUFFIXES
 
 CARD = "README.md"
 # All that is read of a model, and its card, which tells the licence. Never .bin, and never code.

