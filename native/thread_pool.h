@@ -45,7 +45,7 @@ class ThreadPool {
     std::atomic<bool> failed_{false};  // beside the phase, so that whoever waits for that sees this at no cost
     alignas(64) std::atomic<int> finished_{0};
     alignas(64) std::atomic<int> crowded_{0};  // waits to come that expect to be long
-    std::exception_ptr error_;  // of the thread that set failed_
+    std::exception_ptr error_;                 // of the thread that set failed_
     alignas(64) Entry entry_ = nullptr;
     void* context_ = nullptr;
     int threads_;

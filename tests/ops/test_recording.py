@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from octavo.ops.native import Buffer, Node, fuse_residuals, place_buffers
+from octavo.ops.passes import Buffer, Node, fuse_residuals, place_buffers
 
 
 class Recording:
