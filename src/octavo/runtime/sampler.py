@@ -37,11 +37,16 @@ class BatchSampler:
 
     def __init__(self, inputs: _native.SampleInputs) -> None:
         self._inputs = inputs
+        # Views, made once: a view of a native array costs more than reading a step's worth of it.
         self._source, self._position, self._target = inputs.source, inputs.position, inputs.target
-        self._num_logprobs, self._masked = inputs.num_logprobs, inputs.masked
+        self._num_logprobs, self._masked, self._mask = inputs.num_logprobs, inputs.masked, inputs.mask
+        self._token_ids, self._status = inputs.token_ids, inputs.status
+        self._logprobs, self._ranks = inputs.logprobs, inputs.ranks
+        self._top_ids, self._top_logprobs = inputs.top_ids, inputs.top_logprobs
         self._held: list[Held] = [NOTHING] * inputs.max_rows
         # Of the sequences with penalties in the last step: their tokens, counted as far as `known`.
         self._counts: dict[int, Counted] = {}
+        self._reports = False  # whether a row of the step is asked for log-probabilities
 
     def write(self, batch: Batch) -> None:
         """Fills the rows of a step. Where a row depends on the tokens before it, none of them may be a -1.
@@ -52,6 +57,7 @@ class BatchSampler:
         positions: list[int] = []
         counts: dict[int, Counted] = {}
         logits = 0
+        self._reports = False
         for scheduled in batch.ranges:
             try:
                 logits = self._write_range(scheduled, logits, sources, positions, counts)
@@ -76,6 +82,7 @@ class BatchSampler:
         held = self._held
         low, high = scheduled.prompt_logprob_rows
         if low < high:
+            self._reports = True
             self._make_room(len(sources) + high - low)
             self._put_targets(len(sources), scheduled.sequence.request, low, high)
             sources += range(logits, logits + high - low)
@@ -85,6 +92,7 @@ class BatchSampler:
             return logits
         sequence, drafts = scheduled.sequence, scheduled.num_drafts
         request = sequence.request
+        self._reports |= request.params.logprobs is not None
         known = scheduled.start + scheduled.num_tokens - drafts
         tokens = self._count(sequence, known, counts) if sequence.has_penalties else None
         self._make_room(len(sources) + drafts + len(scheduled.sample_indices))
@@ -117,32 +125,29 @@ class BatchSampler:
 
     def read(self, batch: Batch) -> list[RangeOutput]:
         """The outputs of the step that `write` prepared, aligned with the batch's ranges."""
-        inputs, rows = self._inputs, self._inputs.rows
-        ids = inputs.token_ids[:rows].tolist()
-        wanted = self._num_logprobs[:rows]
-        reports = bool(rows) and bool((self._target[:rows] >= 0).any() or (wanted >= 0).any())
-        tokens = self._reported(rows, ids) if reports else [TokenOutput(token_id) for token_id in ids]
-        failed = np.flatnonzero(inputs.status[:rows]).tolist()
+        rows = self._inputs.rows
+        ids = self._token_ids[:rows].tolist()
+        tokens = self._reported(rows, ids) if self._reports else [TokenOutput(token_id) for token_id in ids]
+        status = self._status[:rows].tolist()
+        failed = any(status)
         outputs: list[RangeOutput] = []
         row = 0
         for scheduled in batch.ranges:
             first = row + scheduled.prompt_logprob_rows[1] - scheduled.prompt_logprob_rows[0]
             end = first + _num_samples(scheduled)
-            status = [int(inputs.status[r]) for r in failed if row <= r < end] if failed else []
-            error = FAILURES[status[0]] if status else None
+            error = next((FAILURES[code] for code in status[row:end] if code), None) if failed else None
             outputs.append(RangeOutput(tokens[first:end], tokens[row:first], error=error))
             row = end
         return outputs
 
     def _reported(self, rows: int, ids: list[int]) -> list[TokenOutput]:
-        inputs = self._inputs
         most = max(0, int(self._num_logprobs[:rows].max()))
-        top_ids: Any = inputs.top_ids[:rows, :most].tolist() if most else repeat([], rows)
-        top_logprobs: Any = inputs.top_logprobs[:rows, :most].tolist() if most else repeat([], rows)
+        top_ids: Any = self._top_ids[:rows, :most].tolist() if most else repeat([], rows)
+        top_logprobs: Any = self._top_logprobs[:rows, :most].tolist() if most else repeat([], rows)
         return [
             TokenOutput(token_id, logprob, rank, list(zip(tops[: max(count, 0)], values[: max(count, 0)], strict=True)))
             for token_id, logprob, rank, count, tops, values in zip(
-                ids, inputs.logprobs[:rows].tolist(), inputs.ranks[:rows].tolist(), self._num_logprobs[:rows].tolist(),
+                ids, self._logprobs[:rows].tolist(), self._ranks[:rows].tolist(), self._num_logprobs[:rows].tolist(),
                 top_ids, top_logprobs, strict=True,
             )
         ]  # fmt: skip
@@ -184,10 +189,10 @@ class BatchSampler:
             inputs.set_bias(row, np.array(ids, np.int32), np.array(values, np.float32))
         if params.allowed_token_ids is not None:
             self._masked[row] = True
-            allowed = np.zeros(32 * inputs.mask.shape[1], np.bool_)
+            allowed = np.zeros(32 * self._mask.shape[1], np.bool_)
             chosen = np.array(params.allowed_token_ids, np.int64)
             allowed[chosen[chosen < inputs.vocab]] = True
-            inputs.mask[row] = np.packbits(allowed, bitorder="little").view("<u4")
+            self._mask[row] = np.packbits(allowed, bitorder="little").view("<u4")
 
     def _count(self, sequence: Sequence, known: int, used: dict[int, Counted]) -> _native.TokenCounts:
         """The tokens of the first `known` positions, counted; kept from the last step where the sequence was in it."""
