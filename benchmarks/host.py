@@ -1,4 +1,4 @@
-"""What a step costs besides the native call: schedule, inputs, commit, text and hand-over, in CPU time of the thread."""
+"""What a step costs besides the native call, in CPU time of its thread: schedule, inputs, commit, text, hand-over."""
 
 from __future__ import annotations
 

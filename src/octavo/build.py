@@ -19,6 +19,7 @@ from octavo import _native
 from octavo._version import __version__
 from octavo.config import EngineConfig
 from octavo.engine.admission import Limits, admit
+from octavo.engine.drafter import NgramDrafter
 from octavo.engine.engine import Engine
 from octavo.engine.request import Request
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
@@ -145,7 +146,8 @@ def build(config: EngineConfig) -> LoadedModel:
     except RuntimeError as error:
         raise ConfigError(f"{threads} threads cannot be had: {error}. Use fewer with --threads.") from None
     max_model_len = context_limit(model, config)
-    max_rows = max(config.max_num_seqs, MAX_N)
+    max_rows = max(config.max_num_seqs, MAX_N)  # what sequences leave of them, drafts may take
+    speculation = config.speculative_config
     floats = float_format(config.dtype, tensors)
     kv_type = floats  # keys and values are kept in the type that the model computes in
     scheduling = SchedulerConfig(
@@ -155,6 +157,7 @@ def build(config: EngineConfig) -> LoadedModel:
         max_output_rows=max_rows,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
         max_num_queued=config.max_num_queued_reqs,
         kv_dtype=kv_type,
     )
@@ -208,6 +211,7 @@ def build(config: EngineConfig) -> LoadedModel:
             CacheGroup("window" if window else "full", blocks, config.block_size, window)
             for (window, _), blocks in zip(groups, plan.num_blocks, strict=True)
         ],
+        NgramDrafter(speculation.prompt_lookup_max, speculation.prompt_lookup_min) if speculation else None,
     )
     runner = NativeRunner(
         program, InputWriter(inputs, config.block_size), BatchSampler(sampling), (logits.offset, logits.width)

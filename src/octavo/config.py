@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -153,6 +154,50 @@ def context_length(value: Any) -> int:
     return number
 
 
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How tokens are drafted: vLLM's names. ngram: looked up in the sequence's own text."""
+
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_max: int  # longest and shortest run of last tokens that is looked for
+    prompt_lookup_min: int
+
+
+def speculation(value: Any) -> SpeculativeConfig:
+    """A mapping, or JSON of one; without lengths, runs of 5 tokens are looked for."""
+    if isinstance(value, SpeculativeConfig):
+        return value
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, Mapping):
+        raise ValueError('must be a JSON object such as {"method": "ngram", "num_speculative_tokens": 4}')
+    given = dict(value)
+    method = given.pop("method", None)
+    if method != "ngram":
+        raise ValueError(f"has the method {method!r}; ngram is the one that is implemented")
+    numbers: dict[str, int] = {}
+    for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
+        if given.get(name) is not None:
+            try:
+                numbers[name] = whole_number(1, 64)(given[name])
+            except ValueError as error:
+                raise ValueError(f"has a {name} that {error}") from None
+        given.pop(name, None)
+    if given:
+        raise ValueError(f"has a field {next(iter(given))!r}, which is not known with ngram")
+    if "num_speculative_tokens" not in numbers:
+        raise ValueError("needs num_speculative_tokens")
+    longest = numbers.get("prompt_lookup_max", numbers.get("prompt_lookup_min", 5))
+    shortest = numbers.get("prompt_lookup_min", longest)
+    if shortest > longest:
+        raise ValueError(f"has a prompt_lookup_min of {shortest} above its prompt_lookup_max of {longest}")
+    return SpeculativeConfig(method, numbers["num_speculative_tokens"], longest, shortest)
+
+
 class Options:
     """Base of the frozen option classes: parses every field on construction."""
 
@@ -267,6 +312,13 @@ class EngineConfig(Options):
     enable_chunked_prefill: bool = option(True, "Cut long prompts so that they do not stall other requests.", boolean)
     scheduling_policy: str = option(
         "fcfs", "fcfs: in order of arrival; priority: requests may bring a priority.", choice(("fcfs", "priority"))
+    )
+    speculative_config: SpeculativeConfig | None = option(
+        None,
+        'Draft tokens and compute several at once: \'{"method": "ngram", "num_speculative_tokens": 4}\', with '
+        "prompt_lookup_max and prompt_lookup_min. What is sampled stays the same, bit for bit.",
+        optional(speculation),
+        metavar="JSON",
     )
     seed: int | None = option(
         None,

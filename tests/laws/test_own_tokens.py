@@ -12,6 +12,7 @@ import tiny
 from world import GGUF_FORMATS, Asked, Heard, load, mixed_requests, run_alone, run_together, tokens_of, write_gguf
 
 from octavo import _native
+from octavo.engine.request import Sequence
 
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
 BEST = ISAS[0]
@@ -32,13 +33,31 @@ def source(folder: Path, kind: str) -> tuple[Path, dict[str, Any]]:
     return checkpoint(folder, "gemma3", 4096), {"dtype": kind}
 
 
+class Prophet:
+    """Drafts what a sequence did sample, with a wrong token now and then: tiny models repeat themselves too rarely."""
+
+    def __init__(self, told: dict[str, list[list[int]]]) -> None:
+        self._told = told
+
+    def draft(self, sequence: Sequence, most: int) -> list[int]:
+        at = sequence.num_output_tokens
+        ids = list(self._told[sequence.request.request_id][sequence.index][at : at + most])
+        if ids and (at + sequence.index) % 3:
+            ids[at % len(ids)] ^= 1
+        return ids
+
+
 def ways(requests: list[Asked], path: Path, common: dict[str, Any]) -> dict[str, tuple[dict[str, Any], Heard]]:
     """The same requests in every way that must not matter."""
     shuffled = random.Random(1).sample(requests, len(requests))
     results: dict[str, tuple[dict[str, Any], Heard]] = {}
 
-    def run(way: str, order: list[Asked], together: bool = True, warm: bool = False, **options: Any) -> Any:
+    def run(
+        way: str, order: list[Asked], together: bool = True, warm: bool = False, drafter: Any = None, **options: Any
+    ) -> Any:
         model, heard = load(path, **common | {"max_num_batched_tokens": 256, "max_num_seqs": 32} | options)
+        if drafter is not None:
+            model.engine.scheduler.drafter = drafter
         if warm:
             run_together(model, order)
             heard.logits.clear()
@@ -61,6 +80,10 @@ def ways(requests: list[Asked], path: Path, common: dict[str, Any]) -> dict[str,
         max_model_len=16 * (blocks - 1),
         threads=2,
     )
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    told = {name: [output[0] for output in outputs] for name, outputs in results["alone"][0].items()}
+    drafted = run("drafted", requests, drafter=Prophet(told), speculative_config=drafts, threads=2)
+    assert 0 < drafted.num_accepted_tokens < drafted.num_draft_tokens, "drafts were all kept, or none"
     assert hits > 0, "the warm cache gave no hits"
     assert preempted.num_preemptions > 0, "the tiny pool did not preempt"
     assert results["budget of 16"][1].chunks > 0, "no prompt was cut into chunks"

@@ -117,18 +117,27 @@ class Listener:
         logits = self._runner.logits()
         row = 0
         kinds = set()
-        for scheduled in batch.ranges:
+        for scheduled, output in zip(batch.ranges, pending.outputs(), strict=True):
             low, high = scheduled.prompt_logprob_rows
             row += high - low
             sequence = scheduled.sequence
             kinds.add(scheduled.num_tokens > 1)
             self._heard.chunks += scheduled.num_tokens > 1 and not scheduled.sample_indices
             if scheduled.sample_indices:
-                digest = hashlib.sha256(logits[row].tobytes()).hexdigest()
-                for index in scheduled.sample_indices:
-                    name = f"{sequence.request.request_id}/{index}"
-                    self._heard.logits[name, scheduled.start + scheduled.num_tokens] = digest
-                row += 1
+                known = scheduled.start + scheduled.num_tokens - scheduled.num_drafts
+                # A row behind a draft that was not sampled is of a text that never was.
+                kept = 0
+                for draft, sample in zip(
+                    sequence.draft_token_ids[: scheduled.num_drafts], output.samples, strict=False
+                ):
+                    if draft != sample.token_id:
+                        break
+                    kept += 1
+                for offset in range(kept + 1):
+                    digest = hashlib.sha256(logits[row + offset].tobytes()).hexdigest()
+                    for index in scheduled.sample_indices:
+                        self._heard.logits[f"{sequence.request.request_id}/{index}", known + offset] = digest
+                row += scheduled.num_drafts + 1
         self._heard.prefill_steps += True in kinds
         self._heard.mixed_steps += len(kinds) == 2
         return pending

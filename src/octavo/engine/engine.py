@@ -127,6 +127,9 @@ class Engine:
             scheduler.num_preemptions,
             scheduler.num_prefix_queries,
             scheduler.num_prefix_hits,
+            scheduler.num_drafts,
+            scheduler.num_draft_tokens,
+            scheduler.num_accepted_tokens,
             scheduler.tables.last_step,
             copy.deepcopy(self.stats),
         )

@@ -1,5 +1,6 @@
 """A request as the admission gate leaves it, and the sequences of tokens that grow from it."""
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -61,6 +62,7 @@ class Sequence:
         "index",
         "max_length",
         "min_length",
+        "ngrams",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_pending_samples",
@@ -99,6 +101,7 @@ class Sequence:
         self.block_keys: list[bytes] = []  # of the full blocks of token_ids, as far as they were needed
         self.shares_tail = False  # the last partial block may be in other tables too: copy before writing
         self.draft_token_ids: list[int] = []  # guesses of the tokens after token_ids
+        self.ngrams: tuple[dict[tuple[int, ...], int], array[int]] | None = None  # kept by a drafter
         self.waits_for: bytes | None = None  # key of a block that another sequence is computing
         self.status = Status.WAITING
         self.finish_reason: str | None = None  # stop, length, abort, error

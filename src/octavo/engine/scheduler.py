@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
 from octavo.engine.block_tables import BlockTables, CacheGroup
+from octavo.engine.drafter import Drafter
 from octavo.engine.outputs import SequenceOutput, news_of
 from octavo.engine.request import Request, Sequence, Status, TokenOutput
 from octavo.engine.scheduler_config import SchedulerConfig, check_windows
@@ -27,9 +28,10 @@ class Scheduler:
     they were scheduled.
     """
 
-    def __init__(self, config: SchedulerConfig, groups: list[CacheGroup]) -> None:
+    def __init__(self, config: SchedulerConfig, groups: list[CacheGroup], drafter: Drafter | None = None) -> None:
         check_windows(config, groups)
         self.config = config
+        self.drafter = drafter
         self.tables = BlockTables(groups, config.kv_dtype)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -37,6 +39,9 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens
         self.num_prefix_hits = 0  # tokens
+        self.num_drafts = 0  # ranges that held drafted tokens
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self._arrivals = 0
 
     @property
@@ -105,6 +110,8 @@ class Scheduler:
         batch = Batch(tables.last_step + 1, [], [], [[] for _ in tables.groups])
         if self.waiting and self.running:
             self._yield_to_priority(self.waiting[0])
+        if self.drafter is not None:
+            self._draft(self.drafter)
         if self._schedule_running(batch) and self.waiting:
             self._schedule_waiting(batch)
         if not batch.ranges:
@@ -147,6 +154,21 @@ class Scheduler:
 
     # Scheduling: how many tokens, in which blocks.
 
+    def _draft(self, drafter: Drafter) -> None:
+        """Drafts for decoding sequences, oldest first, out of the rows and of half the tokens that others leave."""
+        config, running = self.config, self.running
+        rows = config.max_output_rows - sum(s.request.params.n if s.num_output_tokens == 0 else 1 for s in running)
+        if self.waiting:
+            rows -= self.waiting[0].request.params.n
+        room = min(rows, (config.max_num_batched_tokens - len(running)) // 2)
+        for sequence in running:
+            if room < 1:
+                return
+            behind = len(sequence.token_ids) - sequence.num_computed_tokens
+            if behind == 1 and not sequence.num_pending_samples and sequence.num_output_tokens:
+                sequence.draft_token_ids = drafter.draft(sequence, min(room, config.num_speculative_tokens))
+                room -= len(sequence.draft_token_ids)
+
     def _schedule_running(self, batch: Batch) -> bool:
         """Lets running sequences catch up, oldest first; False where one lacked blocks: nobody new may take any."""
         running = self.running
@@ -158,6 +180,10 @@ class Scheduler:
             if count == 0:
                 continue
             while not self.tables.reserve(sequence, count, batch):
+                if sequence.draft_token_ids:  # a guess is not worth another's blocks
+                    sequence.draft_token_ids.clear()
+                    count = self._count(sequence, batch)
+                    continue
                 # Blocks held for a step in flight come back by themselves: take from no more sequences than needed.
                 if self.tables.holds_back:
                     return False
@@ -295,6 +321,9 @@ class Scheduler:
                     break
                 num_accepted += 1
             samples = samples[: num_accepted + 1]
+            self.num_drafts += 1
+            self.num_draft_tokens += scheduled.num_drafts
+            self.num_accepted_tokens += num_accepted
             sequence.num_computed_tokens -= scheduled.num_drafts - num_accepted
             sequence.draft_token_ids.clear()
             self._extend(sequence, known, samples, known + num_accepted, news)

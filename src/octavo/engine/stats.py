@@ -73,5 +73,8 @@ class Snapshot:
     num_preemptions: int
     prefix_queries: int  # tokens
     prefix_hits: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     num_steps: int
     totals: EngineStats

@@ -73,6 +73,9 @@ def _counters(snapshot: Snapshot, labels: tuple[str, ...]) -> Iterator[Metric]:
         ("num_preemptions", "Sequences that lost their blocks to others.", snapshot.num_preemptions),
         ("prefix_cache_queries", "Tokens looked for in the cache.", snapshot.prefix_queries),
         ("prefix_cache_hits", "Tokens found in the cache.", snapshot.prefix_hits),
+        ("spec_decode_num_drafts", "Drafts of tokens that were computed.", snapshot.num_drafts),
+        ("spec_decode_num_draft_tokens", "Tokens of those drafts.", snapshot.num_draft_tokens),
+        ("spec_decode_num_accepted_tokens", "Tokens of those drafts that were sampled.", snapshot.num_accepted_tokens),
     ):
         counter = CounterMetricFamily(f"octavo:{name}", text, labels=LABELS)
         counter.add_metric(labels, value)
