@@ -50,8 +50,8 @@ Weights pack_both(Context& c, const SourceShape& shape, int n, int k, Random& ra
     const auto bytes = random_tensor(shape, n, k, random);
     const auto size = static_cast<int64_t>(bytes.size());
     const Format format = default_format(shape.source);
-    return {pack(&c.table, pool, format, shape.source, bytes.data(), size, n, k),
-            pack(&c.scalar, pool, format, shape.source, bytes.data(), size, n, k)};
+    const PackJob job{format, shape.source, bytes.data(), size, n, k};
+    return {pack(&c.table, pool, {&job, 1})[0], pack(&c.scalar, pool, {&job, 1})[0]};
 }
 
 std::vector<std::byte> quantized(const KernelTable& table, Format format, const Matrix& x, int threads) {
