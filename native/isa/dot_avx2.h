@@ -24,8 +24,9 @@ static inline void accumulate(vf& sum, vf w, vf a) { asm volatile("vfmadd231ps %
 // have the factors of their halves in them. A sum of 32 stays below 2^28.
 struct DotU8 {
     using Acc = vi;
-    static constexpr int kUnits = 2;  // per quad
-    static constexpr int kSpan = 32;  // values of K between two visits to the float32 sums
+    static constexpr int kUnits = 2;   // per quad
+    static constexpr int kSpan = 32;   // values of K between two visits to the float32 sums
+    static constexpr int kOffset = 0;  // weight() gives q - kOffset
     static inline float scale(const ActGroup& act, int) { return act.scale; }
     static inline vi weight(const std::byte* p, int64_t quad_bytes, int unit) {
         vi w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + unit / 2 * quad_bytes));
@@ -43,6 +44,7 @@ struct DotU4 {
     using Acc = vi;
     static constexpr int kUnits = 1;
     static constexpr int kSpan = 32;
+    static constexpr int kOffset = 0;
     static inline float scale(const ActGroup& act, int) { return act.scale; }
     static inline vi weight(const std::byte* p, int64_t pair_bytes, int unit) {
         vi w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + unit / 2 * pair_bytes));

@@ -22,8 +22,9 @@ static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
 // A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
 struct DotU8 {
     using Acc = vi;
-    static constexpr int kUnits = 1;  // per quad
-    static constexpr int kSpan = 16;  // values of K between two visits to the float32 sums
+    static constexpr int kUnits = 1;   // per quad
+    static constexpr int kSpan = 16;   // values of K between two visits to the float32 sums
+    static constexpr int kOffset = 0;  // weight() gives q - kOffset
     static inline float scale(const ActGroup& act, int half) { return act.half_scale[half]; }
     static inline vi weight(const std::byte* p, int64_t quad_bytes, int unit) { return _mm512_loadu_si512(p + unit * quad_bytes); }
     static inline vi operand(int32_t a) { return _mm512_set1_epi32(a); }

@@ -3,7 +3,7 @@
 
 namespace octavo::ISA {
 
-constexpr int kRegisters = 16;
+constexpr int kSumRegisters = 12;  // of 16; keys may be operands in memory
 
 static inline vf even_bf16(const bf16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));

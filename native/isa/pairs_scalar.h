@@ -6,7 +6,7 @@
 
 namespace octavo::ISA {
 
-constexpr int kRegisters = 0;  // none to plan for
+constexpr int kSumRegisters = 0;  // none to plan for
 
 static inline vu load_pairs(const uint16_t* p) {
     vu pairs;

@@ -48,11 +48,14 @@ struct TypeBf16 {
 #endif
 };
 
-// Slabs that run together with 1 .. 6 rows: of 16 registers, 6 rows x 1 slab take 12 accumulators, 2 vectors of keys and a broadcast; of
-// 32, 6 x 4 take 24, 4 and 1. Fewer rows take more slabs, so that 8 chains or more hide the latency of fma. Plain C++ gains nothing from
-// either.
-constexpr int slabs_of(int rows) { return kRegisters == 16 ? (rows >= 4 ? 1 : rows >= 2 ? 2 : 4) : kRegisters == 32 ? 4 : 1; }
-constexpr int kUnroll = kRegisters > 0 ? 8 : 1;
+// Slabs that run together with 1 .. 6 rows. Of 16 registers of 8 lanes, 6 rows x 1 slab take 12 accumulators, 2 vectors of keys and a
+// broadcast; of 32 of 16 lanes 6 x 4, and of 32 of 4 lanes 6 x 1, take 24, 4 and 1. Fewer rows take more slabs, so that 8 chains or more
+// hide the latency of fma. Plain C++ gains nothing from either.
+constexpr int slabs_of(int rows) {
+    const int most = kSumRegisters / (rows * kVectors);
+    return most >= 4 ? 4 : most >= 2 ? 2 : 1;
+}
+constexpr int kUnroll = kSumRegisters > 0 ? 16 : 1;
 
 // Bytes of a pair of keys' dimensions, or of values' tokens, over the lanes of a slab.
 template <class T>
@@ -155,9 +158,10 @@ static inline void softmax_row(float* s, int count, int begin, int end, float so
     for (int i = 0; i < begin; ++i) s[i] = kNothing;
     for (int i = end; i < count; ++i) s[i] = kNothing;
     vf top[2] = {set1(kNothing), set1(kNothing)};
-    for (int i = 0; i < count; i += 16) {
+    constexpr int kSecond = kVectors > 1 ? W : 0;
+    for (int i = 0; i < count; i += W + kSecond) {
         top[0] = max(top[0], load(s + i));
-        top[1] = max(top[1], load(s + i + 16 - W));
+        top[1] = max(top[1], load(s + i + kSecond));
     }
     m = reduce_max(max(top[0], top[1]));
     l = 0.0f;

@@ -112,7 +112,7 @@ struct FloatTile {
 
 // Integer weights: sum += scale * (act_scale * dot - zero * act_sum), or sum += scale * (act_scale * dot) and, once a group, sum += minimum
 // * act_sum, where dot is the exact product of a span, act_sum the sum of the activations. A span is a group or, where the level's sums
-// have no room for the factors of two halves, 16 values.
+// have no room for the factors of two halves, 16 values. Where the level multiplies q - kOffset, dot lacks kOffset * act_sum.
 template <Format F, int kGroup, bool kMinimum, bool kTwoLevels>
 struct IntTile {
     using Dot = std::conditional_t<F == Format::i8, DotU8, DotU4>;
@@ -132,7 +132,7 @@ struct IntTile {
         const std::byte* a = t.a;
         const int64_t steps = t.steps, a_stride = t.a_stride;
         const int column = vector * W;
-        const vf minus_zero = set1(static_cast<float>(-t.zero));
+        const vf minus_zero = set1(static_cast<float>(Dot::kOffset - t.zero));
         for (int64_t step = 0; step < steps; ++step) {
             vf super_scale[V], super_minimum[V], scale[V], minimum[V];
             if constexpr (kTwoLevels) {
@@ -183,11 +183,13 @@ struct IntTile {
                     const vf act_scale = set1(Dot::scale(act, half));
                     vf act_sum = set1(kMinimum || kSpan == 32 ? act.sum : act.half_sum[half]);
                     if constexpr (!kMinimum) act_sum = mul(act_sum, minus_zero);
+                    const vf missing = set1(Dot::kOffset * (kSpan == 32 ? act.sum : act.half_sum[half]));
                     OCTAVO_UNROLL
                     for (int v = 0; v < V; ++v) {
                         vf dot = to_f32(Dot::finish(acc[r][v], act));
                         if constexpr (kMinimum) {
-                            sum[r][v] = fma(scale[v], mul(act_scale, dot), sum[r][v]);
+                            const vf scaled = Dot::kOffset ? fma(act_scale, dot, missing) : mul(act_scale, dot);
+                            sum[r][v] = fma(scale[v], scaled, sum[r][v]);
                             if (last) sum[r][v] = fma(minimum[v], act_sum, sum[r][v]);
                         } else {
                             sum[r][v] = fma(scale[v], fma(act_scale, dot, act_sum), sum[r][v]);
