@@ -4,6 +4,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace octavo {
@@ -16,6 +19,13 @@ namespace avx512 {
 extern const KernelTable table;
 }
 namespace avx2 {
+extern const KernelTable table;
+}
+#elif defined(__aarch64__)
+namespace neon_i8mm {
+extern const KernelTable table;
+}
+namespace neon {
 extern const KernelTable table;
 }
 #endif
@@ -61,6 +71,12 @@ const std::vector<IsaLevel>& isa_levels() {
         list.push_back({&avx512_bf16::table, has.avx512 && has.bf16, "AVX-512 F/BW/DQ/VL, VNNI and BF16"});
         list.push_back({&avx512::table, has.avx512, "AVX-512 F/BW/DQ/VL and VNNI"});
         list.push_back({&avx2::table, has.avx2, "AVX2, FMA and F16C"});
+#elif defined(__aarch64__)
+        // The kernel tells what the processor has and it lets programs use.
+        const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+        const bool dotprod = first & HWCAP_ASIMDDP, i8mm = second & HWCAP2_I8MM, bf16 = second & HWCAP2_BF16;
+        list.push_back({&neon_i8mm::table, dotprod && i8mm && bf16, "dotprod, I8MM and BF16"});
+        list.push_back({&neon::table, dotprod, "dotprod"});
 #endif
         list.push_back({&scalar::table, true, ""});
         return list;
