@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from tests.judges import avx512, live, parity
+from tests.judges import avx512, live, neon, parity
 from tests.judges.report import write_result
 
-JUDGES = {"avx512": avx512, "parity": parity, "tiny": live}
+JUDGES = {"avx512": avx512, "neon": neon, "parity": parity, "tiny": live}
 
 
 def main() -> int:

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
-from pathlib import Path
 
-from tests.judges.report import Verdict
-
-JUDGE = Path(__file__).parents[1] / "native" / "judge_avx512.py"
+from tests.judges.report import Verdict, run_script
 
 
 def run(options: argparse.Namespace) -> Verdict:
-    done = subprocess.run([sys.executable, str(JUDGE)], capture_output=True, text=True, check=False)
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return Verdict(done.returncode == 0, lines)
+    return run_script("judge_avx512.py")

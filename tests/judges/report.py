@@ -19,7 +19,7 @@ HEADER = """# Judges
 
 Checks that are too long, or need too much, to run on every change. `scripts/judge NAME` runs one and replaces its part
 of this page. `parity` and `tiny` need an interpreter with torch and transformers for the other side: `--oracle PYTHON`.
-`avx512` needs an emulator where the processor lacks the instructions: [emulation.md](emulation.md).
+`avx512` and `neon` need an emulator where the processor lacks the instructions: [emulation.md](emulation.md).
 """
 
 
@@ -46,6 +46,14 @@ def ask_oracle(python: str | None, arguments: list[str], budget: float) -> None:
         raise SystemExit(f"The oracle took more than its {budget:.0f} seconds.") from None
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"The oracle ended with code {error.returncode}.") from None
+
+
+def run_script(name: str) -> Verdict:
+    """What a script in tests/native prints, passed if it ends with 0."""
+    script = ROOT / "tests" / "native" / name
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return Verdict(done.returncode == 0, lines)
 
 
 def write_result(name: str, title: str, verdict: Verdict, seconds: float) -> None:

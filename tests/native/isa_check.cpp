@@ -3,6 +3,11 @@
 // wrong.
 #include "isa_check.h"
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace octavo {
 namespace scalar {
 extern const KernelTable table;
@@ -23,8 +28,13 @@ bool can_run(const std::string& name) {
     if (name == "avx2") return avx2;
     if (name == "avx512") return avx512;
     if (name == "avx512_bf16") return avx512 && __builtin_cpu_supports("avx512bf16");
+#elif defined(__aarch64__)
+    const bool dotprod = getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+    const unsigned long more = HWCAP2_I8MM | HWCAP2_BF16;
+    if (name == "neon") return dotprod;
+    if (name == "neon_i8mm") return dotprod && (getauxval(AT_HWCAP2) & more) == more;
 #endif
-    return name == "scalar" || name == "neon";
+    return name == "scalar";
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """Builds isa_check, the program that compares the kernel table of one instruction set with the scalar one."""
 
 import os
+import platform
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,14 @@ NATIVE = HERE.parent.parent / "native"
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
-ISA_FLAGS = {"scalar": [], "avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
+ISA_FLAGS = {
+    "scalar": [],
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512_bf16": [*AVX512, "-mavx512bf16"],
+    "neon": ["-march=armv8.2-a+dotprod"],
+    "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm+bf16"],
+}
 KERNEL_FLAGS = [
     "-ffp-contract=off",
     "-fno-exceptions",
@@ -22,14 +30,25 @@ KERNEL_FLAGS = [
 CHECKS = ["isa_check", "check_elementwise", "check_linear", "check_attention", "check_sampler"]
 SUPPORT = ["pack", "plan", "thread_pool"]
 
+ON_ARM = platform.machine() in ("aarch64", "arm64")
+
+
+def compiler() -> str:
+    return os.environ.get("CXX", "c++")
+
+
+def arm_compiler() -> str:
+    """The compiler for the Arm tables: the system's on Arm, else a cross compiler."""
+    return compiler() if ON_ARM else os.environ.get("CXX_AARCH64", "aarch64-linux-gnu-g++")
+
 
 def build(isa: str, folder: Path, optimize: str = "-O3", static: bool = False, jobs: int = 2) -> Path:
-    """The program for one table, in `folder`, with the system's compiler; `optimize` is the table's."""
-    compiler = os.environ.get("CXX", "c++")
+    """The program for one table, in `folder`; `optimize` is the table's."""
+    cxx = arm_compiler() if isa.startswith("neon") else compiler()
 
     def compile_one(source: Path, flags: list[str]) -> Path:
         target = folder / f"{source.stem}.o"
-        command = [compiler, "-std=c++20", *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)]
+        command = [cxx, "-std=c++20", *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
@@ -45,5 +64,5 @@ def build(isa: str, folder: Path, optimize: str = "-O3", static: bool = False, j
         objects = list(pool.map(lambda part: compile_one(*part), parts))
     program = folder / f"isa_check-{isa}"
     linking = ["-static", "-pthread"] if static else ["-pthread"]
-    subprocess.run([compiler, *linking, *map(str, objects), "-o", str(program)], check=True)
+    subprocess.run([cxx, *linking, *map(str, objects), "-o", str(program)], check=True)
     return program
