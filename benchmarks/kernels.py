@@ -71,7 +71,7 @@ def main() -> None:
 
     def limits() -> tuple[float, float]:
         reads = _native.probe_read(pool, args.megabytes << 20, args.repeats, args.processor_time)
-        fmas = _native.probe_fma(isa, pool, args.repeats, args.processor_time)
+        fmas = _native.probe_dot(isa, pool, "f32", args.repeats, args.processor_time)
         return statistics.median(reads), statistics.median(fmas)
 
     print(f"{isa.name}, {args.threads} threads, weights [{args.n}, {args.k}]; medians of {args.repeats}")

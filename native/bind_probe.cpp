@@ -47,13 +47,13 @@ std::vector<double> read_rates(ThreadPool& pool, int64_t bytes, int repeats, boo
     return rates;
 }
 
-std::vector<double> fma_rates(const KernelTable* isa, ThreadPool& pool, int repeats, bool processor_time) {
-    const int lanes = std::string(isa->name) == "scalar" ? 1 : isa->lanes;
+std::vector<double> dot_rates(const KernelTable* isa, ThreadPool& pool, const std::string& format, int repeats, bool processor_time) {
+    const Act act = isa->act_of(format_of(format));
     std::vector<double> rates;
     for (int repeat = 0; repeat < repeats; ++repeat) {
         double operations = 0;
         double seconds = seconds_of(pool, processor_time, [&](int thread, int) {
-            double done = probe_fma(lanes, 1 << 20);
+            double done = probe_dot(isa->name, act, 1 << 20);
             if (thread == 0) operations = done;
         });
         rates.push_back(operations * pool.threads() / seconds);
@@ -93,8 +93,10 @@ void bind_probe(nb::module_& m) {
     m.def("probe_read", &read_rates, nb::arg("pool"), nb::arg("bytes"), nb::arg("repeats"), nb::arg("processor_time") = false,
           nb::call_guard<nb::gil_scoped_release>(),
           "Bytes a second that all threads read together from a buffer in huge pages, for each repeat.");
-    m.def("probe_fma", &fma_rates, nb::arg("isa"), nb::arg("pool"), nb::arg("repeats"), nb::arg("processor_time") = false,
-          nb::call_guard<nb::gil_scoped_release>(), "float32 operations a second that all threads do in registers, for each repeat.");
+    m.def("probe_dot", &dot_rates, nb::arg("isa"), nb::arg("pool"), nb::arg("format"), nb::arg("repeats"),
+          nb::arg("processor_time") = false, nb::call_guard<nb::gil_scoped_release>(),
+          "Operations a second that all threads do in registers, with the instructions that multiply activations by weights of this packed "
+          "format, for each repeat; of f32: float32 multiply-adds.");
     m.def("probe_linear", &linear_times, nb::arg("isa"), nb::arg("pool"), nb::arg("weights"), nb::arg("rows"), nb::arg("repeats"),
           nb::arg("processor_time") = false, nb::call_guard<nb::gil_scoped_release>(),
           "Seconds of running all the weights (of one shape) in turn, for each repeat.");

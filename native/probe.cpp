@@ -17,36 +17,41 @@ uint64_t probe_read(const std::byte* data, int64_t bytes) {
     return sum[0][0] ^ sum[0][1];
 }
 
-// Twelve chains hide the latency of fma where two start in a cycle; where four do, as on some Arm processors, the limit is underrated. The
-// empty asm keeps the sums in registers and the loop from being folded.
-#define OCTAVO_PROBE(name, flags, width, constraint, instruction)                                                                        \
+// Twelve chains hide the latency of any of these where two start in a cycle; where four do, as on some Arm processors, the limit is
+// underrated. The empty asm keeps the sums in registers and the loop from being folded. `operations`: those of an instruction on 32 bits,
+// two for each multiply-add.
+#define OCTAVO_PROBE(name, flags, width, constraint, scratch, operations, instruction)                                                   \
     __attribute__((target(flags))) static double name(int64_t rounds) {                                                                  \
         typedef float vector __attribute__((vector_size(4 * width)));                                                                    \
         vector s[12] = {}, x = vector{} + 0.5f;                                                                                          \
         for (int64_t round = 0; round < rounds; ++round)                                                                                 \
-            asm volatile(instruction                                                                                                     \
+            asm volatile(instruction(0) instruction(1) instruction(2) instruction(3) instruction(4) instruction(5) instruction(6)        \
+                             instruction(7) instruction(8) instruction(9) instruction(10) instruction(11)                                \
                          : "+" constraint(s[0]), "+" constraint(s[1]), "+" constraint(s[2]), "+" constraint(s[3]), "+" constraint(s[4]), \
                            "+" constraint(s[5]), "+" constraint(s[6]), "+" constraint(s[7]), "+" constraint(s[8]), "+" constraint(s[9]), \
                            "+" constraint(s[10]), "+" constraint(s[11])                                                                  \
-                         : constraint(x));                                                                                               \
-        return 12.0 * 2 * width * static_cast<double>(rounds);                                                                           \
+                         : constraint(x)                                                                                                 \
+                         : scratch);                                                                                                     \
+        return 12.0 * operations * width * static_cast<double>(rounds);                                                                  \
     }
 
 #if defined(__x86_64__)
 #define OCTAVO_FMA(i) "vfmadd231ps %12, %12, %" #i "\n"
+#define OCTAVO_DPBF16(i) "vdpbf16ps %12, %12, %" #i "\n"
+#define OCTAVO_DPBUSD(i) "vpdpbusd %12, %12, %" #i "\n"
+#define OCTAVO_MADDUBSW(i) "vpmaddubsw %12, %12, %%ymm15\nvpaddw %%ymm15, %" #i ", %" #i "\n"
+#define OCTAVO_MADDWD(i) "vpmaddwd %12, %12, %%ymm15\nvpaddd %%ymm15, %" #i ", %" #i "\n"
+OCTAVO_PROBE(fma_8, "avx2,fma", 8, "x", "xmm15", 2, OCTAVO_FMA)
+OCTAVO_PROBE(maddubsw_8, "avx2", 8, "x", "xmm15", 8, OCTAVO_MADDUBSW)
+OCTAVO_PROBE(maddwd_8, "avx2", 8, "x", "xmm15", 4, OCTAVO_MADDWD)
+OCTAVO_PROBE(fma_16, "avx512f", 16, "v", "xmm15", 2, OCTAVO_FMA)
+OCTAVO_PROBE(dpbusd_16, "avx512f,avx512vnni", 16, "v", "xmm15", 8, OCTAVO_DPBUSD)
+OCTAVO_PROBE(dpbf16_16, "avx512f,avx512bf16", 16, "v", "xmm15", 4, OCTAVO_DPBF16)
 #elif defined(__aarch64__)
 #define OCTAVO_FMA(i) "fmla %" #i ".4s, %12.4s, %12.4s\n"
-#endif
-// clang-format off
-#define OCTAVO_FMAS                                                                      \
-    OCTAVO_FMA(0) OCTAVO_FMA(1) OCTAVO_FMA(2) OCTAVO_FMA(3) OCTAVO_FMA(4) OCTAVO_FMA(5)  \
-    OCTAVO_FMA(6) OCTAVO_FMA(7) OCTAVO_FMA(8) OCTAVO_FMA(9) OCTAVO_FMA(10) OCTAVO_FMA(11)
-// clang-format on
-#if defined(__x86_64__)
-OCTAVO_PROBE(fma_16, "avx512f", 16, "v", OCTAVO_FMAS)
-OCTAVO_PROBE(fma_8, "avx2,fma", 8, "x", OCTAVO_FMAS)
-#elif defined(__aarch64__)
-OCTAVO_PROBE(fma_4, "arch=armv8-a", 4, "w", OCTAVO_FMAS)
+#define OCTAVO_SDOT(i) "sdot %" #i ".4s, %12.16b, %12.16b\n"
+OCTAVO_PROBE(fma_4, "arch=armv8-a", 4, "w", "v31", 2, OCTAVO_FMA)
+OCTAVO_PROBE(sdot_4, "arch=armv8.2-a+dotprod", 4, "w", "v31", 8, OCTAVO_SDOT)
 #endif
 
 static double fma_1(int64_t rounds) {
@@ -59,14 +64,15 @@ static double fma_1(int64_t rounds) {
     return 12.0 * 2 * static_cast<double>(rounds);
 }
 
-double probe_fma(int lanes, int64_t rounds) {
+double probe_dot(const std::string& level, Act act, int64_t rounds) {
 #if defined(__x86_64__)
-    if (lanes == 16) return fma_16(rounds);
-    if (lanes == 8) return fma_8(rounds);
+    if (level == "avx512_bf16" && act == Act::bf16) return dpbf16_16(rounds);
+    if (level == "avx512_bf16" || level == "avx512") return act == Act::q8 ? dpbusd_16(rounds) : fma_16(rounds);
+    if (level == "avx2") return act == Act::q8 ? maddubsw_8(rounds) : act == Act::q8w ? maddwd_8(rounds) : fma_8(rounds);
 #elif defined(__aarch64__)
-    if (lanes == 4) return fma_4(rounds);
+    if (level != "scalar") return act == Act::q8 ? sdot_4(rounds) : fma_4(rounds);
 #endif
-    (void)lanes;
+    (void)level, (void)act;
     return fma_1(rounds);
 }
 

@@ -336,7 +336,9 @@ def attention_scratch(
 # --- bind_probe.cpp ---
 
 def probe_read(pool: ThreadPool, bytes: int, repeats: int, processor_time: bool = False) -> list[float]: ...
-def probe_fma(isa: KernelTable, pool: ThreadPool, repeats: int, processor_time: bool = False) -> list[float]: ...
+def probe_dot(
+    isa: KernelTable, pool: ThreadPool, format: str, repeats: int, processor_time: bool = False
+) -> list[float]: ...
 def probe_linear(
     isa: KernelTable,
     pool: ThreadPool,
