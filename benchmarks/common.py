@@ -1,15 +1,20 @@
-"""What the benchmarks share: seeded prompts, options, and how figures are printed."""
+"""What the benchmarks share: seeded prompts, options, how figures are printed, and what else the machine was doing."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).parent / "data"
+TICK = os.sysconf("SC_CLK_TCK")
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -52,3 +57,45 @@ def show(title: str, rows: dict[str, dict[str, float]], as_json: bool) -> None:
     print(title)
     for name, row in rows.items():
         print(f"  {name:34s} {row['median']:10.1f}   ({row['min']:.1f} - {row['max']:.1f})")
+
+
+class Load:
+    """How much of the machine others took: the share of its processor time that was spent, but not by this process, by
+    process `pid` or what descends from it. Linux; elsewhere it says nothing.
+    """
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self.wall, self.before = time.perf_counter(), self.spent()
+
+    def spent(self) -> float:
+        if not sys.platform.startswith("linux"):
+            return 0.0
+        user, nice, system, _, _, irq, softirq, steal, *_ = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+        busy = sum(map(int, (user, nice, system, irq, softirq, steal))) / TICK
+        return busy - sum(map(processor_seconds, {os.getpid(), *family(self.pid)}))
+
+    def foreign(self) -> float:
+        seconds = (time.perf_counter() - self.wall) * (os.cpu_count() or 1)
+        return max(0.0, (self.spent() - self.before) / seconds)
+
+
+def family(pid: int) -> list[int]:
+    """The process and all that descend from it."""
+    members = [pid]
+    for member in members:
+        with suppress(OSError):
+            members += [
+                int(child)
+                for path in Path(f"/proc/{member}/task").glob("*/children")
+                for child in path.read_text().split()
+            ]
+    return members
+
+
+def processor_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICK
