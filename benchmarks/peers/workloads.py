@@ -1,0 +1,71 @@
+"""What both engines are given, and which figures are made of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.common import random_prompt, workload_c
+
+from .worker import Request
+
+Times = list[list[float]]  # first token, last token, count: of each request, in seconds from the start
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    unit: str
+    of: Callable[[list[Request], Times, float], float]  # requests, times, seconds of all
+    more_is_better: bool = True
+
+    def ratio(self, ours: float, theirs: float) -> float:
+        """How many times as good octavo is."""
+        return ours / theirs if self.more_is_better else theirs / ours
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    about: str
+    lengths: list[tuple[int, int]]  # prompt and output of each request
+    metrics: list[Metric]
+    shared: int = 0  # tokens that all prompts begin with
+    streams: int = 0  # over HTTP, that many requests at once
+
+    def requests(self, seed: int, vocab: int) -> list[Request]:
+        """Random prompts that no other seed has: a prefix cache finds what is shared here, and nothing else."""
+        first = random_prompt(seed, self.shared, vocab)
+        return [
+            Request(first + random_prompt(seed + 1 + i, length - self.shared, vocab), output)
+            for i, (length, output) in enumerate(self.lengths)
+        ]
+
+
+def warm_up(requests: list[Request]) -> list[Request]:
+    """Enough to touch the memory and code that the workload needs."""
+    return [Request(request.prompt, min(request.output, 4)) for request in requests[:8]]
+
+
+DECODE = Metric("decode", "tok/s", lambda requests, times, seconds: (times[0][2] - 1) / (times[0][1] - times[0][0]))
+PREFILL = Metric("prefill", "tok/s", lambda requests, times, seconds: len(requests[0].prompt) / times[0][0])
+FIRST = Metric("first token", "ms", lambda requests, times, seconds: 1000 * times[0][0], more_is_better=False)
+MEDIAN_FIRST = Metric(
+    "median first token", "ms", lambda requests, times, seconds: 1000 * statistics.median(t[0] for t in times), False
+)
+OUTPUT = Metric("output", "tok/s", lambda requests, times, seconds: sum(t[2] for t in times) / seconds)
+SECONDS = Metric("all", "s", lambda requests, times, seconds: seconds, more_is_better=False)
+
+C = [(entry["prompt_len"], entry["output_len"]) for entry in workload_c()]
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("A", "one request, 128 in, 128 out", [(128, 128)], [DECODE, FIRST]),
+        Workload("B1024", "prefill of 1,024", [(1024, 1)], [PREFILL]),
+        Workload("B4096", "prefill of 4,096", [(4096, 1)], [PREFILL]),
+        Workload("C", "64 requests at once, 17,241 in, 9,172 out", C, [OUTPUT, MEDIAN_FIRST]),
+        Workload("D", "32 x (1,024 shared + 32 in, 32 out)", [(1056, 32)] * 32, [SECONDS], shared=1024),
+        Workload("C16", "the 64 requests over HTTP, 16 streams", C, [OUTPUT, MEDIAN_FIRST], streams=16),
+    )
+}
