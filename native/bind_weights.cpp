@@ -31,11 +31,11 @@ void check(const KernelTable* isa, const PackedWeightOwner& weight) {
 }
 
 std::vector<Weight> pack_all(const KernelTable* isa, ThreadPool& pool,
-                             const std::vector<std::tuple<std::string, std::string, Bytes, int64_t, int64_t>>& list) {
+                             const std::vector<std::tuple<std::string, std::string, Bytes, int64_t, int64_t, int>>& list) {
     std::vector<PackJob> jobs;
-    for (const auto& [format, source, data, n, k] : list)
+    for (const auto& [format, source, data, n, k, group] : list)
         jobs.push_back({format_of(format), source_of(source), reinterpret_cast<const std::byte*>(data.data()),
-                        static_cast<int64_t>(data.nbytes()), n, k});
+                        static_cast<int64_t>(data.nbytes()), n, k, group});
     nb::gil_scoped_release release;
     std::vector<Weight> weights;
     for (auto& owner : pack(isa, pool, jobs)) weights.push_back(std::make_shared<PackedWeightOwner>(std::move(owner)));
@@ -65,7 +65,7 @@ nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<We
         result = new_array(out, static_cast<size_t>(rows), static_cast<size_t>(n));
         std::memset(out, 0xff, static_cast<size_t>(rows * n) * sizeof(float));  // NaN: what a kernel forgets shows
     }
-    std::vector<Memory> forms(4);
+    std::vector<Memory> forms(5);
     std::vector<LinearArgs> list;
     std::vector<QuantizeArgs> acts;
     int64_t column = 0;
@@ -137,15 +137,25 @@ nb::object quantize_roundtrip(const KernelTable* isa, ThreadPool& pool, const st
                 value = bf16_to_f32(half);
             } else {
                 constexpr int kWidePlace[4] = {0, 2, 1, 3};
-                const int bytes = act == Act::q8 ? 32 : 64, at = i % 32, half = at / 16;
-                p += i / 32 * (bytes + static_cast<int>(sizeof(ActGroup)));
-                ActGroup group;
-                std::memcpy(&group, p + bytes, sizeof group);
-                int16_t wide;
-                std::memcpy(&wide, p + 2 * (at / 4 * 4 + kWidePlace[at % 4]), 2);
-                const int place = isa->paired_halves ? at % 16 / 2 * 4 + half * 2 + at % 2 : at;
-                const int q = act == Act::q8 ? static_cast<int8_t>(p[place]) : wide / group.factor[half];
-                value = group.half_scale[half] * static_cast<float>(q);
+                const int count = act == Act::s8 ? kActSpan : 32;  // that share what stands behind them
+                const int64_t block = row_bytes / ((k + count - 1) / count), tail = act == Act::s8 ? sizeof(ActSpan) : sizeof(ActGroup);
+                const bool wide = block - tail == 2 * count;
+                const int at = i % 32, half = at / 16;
+                const std::byte *values = p + i / count * block, *behind = values + block - tail;
+                values += i % count / 32 * (wide ? 64 : 32);
+                int16_t word;
+                std::memcpy(&word, values + 2 * (at / 4 * 4 + kWidePlace[at % 4]), 2);
+                const int place = act == Act::q8 ? place_of(at, isa->paired_halves) : at;
+                const int q = wide ? word : static_cast<int8_t>(values[place]);
+                if (act == Act::s8) {
+                    ActSpan span;
+                    std::memcpy(&span, behind, sizeof span);
+                    value = span.scale * static_cast<float>(q);
+                } else {
+                    ActGroup group;
+                    std::memcpy(&group, behind, sizeof group);
+                    value = group.half_scale[half] * static_cast<float>(wide ? q / group.factor[half] : q);
+                }
             }
         }
     nb::gil_scoped_acquire acquire;
@@ -174,7 +184,8 @@ void bind_weights(nb::module_& m) {
         .value("bf16", Format::bf16)
         .value("i8", Format::i8)
         .value("i4", Format::i4)
-        .value("i4k", Format::i4k);
+        .value("i4k", Format::i4k)
+        .value("i8c", Format::i8c);
 
     nb::class_<PackedWeightOwner>(m, "PackedWeight", "A weight [n, k] in the layout of one level's kernels.")
         .def_prop_ro("format", [](const PackedWeightOwner& w) { return w.packed.format; })
@@ -189,11 +200,14 @@ void bind_weights(nb::module_& m) {
     m.def(
         "pack",
         [](const KernelTable* isa, ThreadPool& pool, const std::string& format, const std::string& source, const Bytes& data, int64_t n,
-           int64_t k) { return pack_all(isa, pool, {{format, source, data, n, k}})[0]; },
+           int64_t k, int group) { return pack_all(isa, pool, {{format, source, data, n, k, group}})[0]; },
         nb::arg("isa"), nb::arg("pool"), nb::arg("format"), nb::arg("source"), nb::arg("data").noconvert(), nb::arg("n"), nb::arg("k"),
-        "Packs data (uint8, the bytes of a row-major [n, k] tensor of type `source`). ValueError where type, format or size do not fit.");
+        nb::arg("group") = 0,
+        "Packs data (uint8, the bytes of a row-major [n, k] tensor of type `source`); format i8c, and i4 with a group of 32, 64 or 128, "
+        "quantise it. ValueError where type, format or size do not fit.");
     m.def("pack_all", &pack_all, nb::arg("isa"), nb::arg("pool"), nb::arg("jobs").noconvert(),
-          "Packs each (format, source, data, n, k) as pack() does. The weights share their memory: it is freed with the last of them.");
+          "Packs each (format, source, data, n, k, group) as pack() does. The weights share their memory: it is freed with the last of "
+          "them.");
     m.def("unpack", &unpack, nb::arg("weight"), "The values that the kernels see: float32 [n, k].");
 
     m.def("linear", &linear, nb::arg("isa"), nb::arg("pool"), nb::arg("weights"), nb::arg("x").noconvert(),

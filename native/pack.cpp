@@ -36,7 +36,9 @@ constexpr SourceType kSources[] = {
     {"q5_k", 256, 176, Format::i8, 32, kSuper, 0, true},
     {"q6_k", 256, 210, Format::i8, 16, kSuper, 32, false},
 };
-constexpr const char* kFormats[] = {"f32", "f16", "bf16", "i8", "i4", "i4k"};
+constexpr const char* kFormats[] = {"f32", "f16", "bf16", "i8", "i4", "i4k", "i8c"};
+constexpr int kNibbles = 15;    // the largest value of 4 bits
+constexpr int kScaleTries = 5;  // of a group of 4 bits
 
 const SourceType& type_of(Source source) { return kSources[static_cast<int>(source)]; }
 
@@ -185,8 +187,9 @@ void write_integers(const PackedWeight& weight, bool paired, std::byte* panel, i
         }
         const uint8_t* q = chunk.q + group * w.group;
         auto quad_at = [&](int quad) {
-            if (paired) return read<uint16_t>(q + 2 * quad) | uint32_t{read<uint16_t>(q + 16 + 2 * quad)} << 16;
-            return read<uint32_t>(q + 4 * quad);
+            if (!paired) return read<uint32_t>(q + 4 * quad);
+            const uint8_t* half = q + quad / 8 * 32 + quad % 8 * 2;
+            return read<uint16_t>(half) | uint32_t{read<uint16_t>(half + 16)} << 16;
         };
         if (w.format == Format::i8)
             for (int quad = 0; quad < w.group / 4; ++quad) put(p + (quad * w.panel + column) * 4, quad_at(quad));
@@ -220,29 +223,124 @@ bool write_floats(const PackedWeight& w, std::byte* panel, int columns, int64_t 
     return held;
 }
 
-PackedWeight describe(const KernelTable* table, Format format, const SourceType& type, int64_t n, int64_t k) {
+// A float as the nearest integer, halves to even; |value| < 2^22.
+int32_t round_even(float value) { return static_cast<int32_t>(f32_to_bits(value + 12582912.0f) - 0x4b400000u); }
+
+bool is_finite(f16 half) { return (half & 0x7c00u) != 0x7c00u; }
+
+// The values of one column as integers under its largest: a panel's column of i8c. False: a value is not finite.
+bool write_channel(const PackedWeight& weight, std::byte* panel, int column, const float* values) {
+    const PackedWeight w = weight;  // a copy, as in write_integers
+    float largest = 0.0f, check = 0.0f;
+    for (int i = 0; i < w.k; ++i) {
+        largest = std::max(largest, std::fabs(values[i]));
+        check += values[i] * 0.0f;
+    }
+    const float scale = largest / 127.0f;
+    const float inverse = scale > 0.0f && std::isfinite(1.0f / scale) ? 1.0f / scale : 0.0f;
+    const int64_t quads = steps_of(w) * (kActSpan / 4);
+    for (int64_t quad = 0; quad < quads; ++quad) {
+        uint32_t bytes = 0;
+        for (int i = 0; i < 4; ++i) {
+            const int64_t k = 4 * quad + i;
+            const int32_t q = k < w.k ? round_even(values[k] * inverse) : 0;
+            bytes |= static_cast<uint32_t>(q + kChannelZero) << (8 * i);
+        }
+        std::memcpy(panel + (quad * w.panel + column) * 4, &bytes, 4);
+    }
+    std::memcpy(panel + quads * w.panel * 4 + 4 * column, &scale, 4);
+    return check == 0.0f;
+}
+
+// `count` values as 4 bits: rounded to the nearest multiple of a scale above a minimum, both float16. Of a few scales, from the one that
+// spans all values to ones that leave out the outermost, each with the scale and the minimum of least squares for the integers that it
+// gives, the one with the least squared error. False: a value is not finite, or its scale or minimum beyond float16.
+bool quantize_nibbles(const float* x, int count, uint8_t* q, f16& scale, f16& minimum) {
+    float low = x[0], high = x[0], check = 0.0f, sum_x = 0.0f;
+    for (int i = 0; i < count; ++i) {
+        low = std::min(low, x[i]);
+        high = std::max(high, x[i]);
+        check += x[i] * 0.0f;
+        sum_x += x[i];
+    }
+    if (check != 0.0f) return false;
+    float least = std::numeric_limits<float>::infinity();
+    // Twice a try: with the scale and minimum that it begins with, and then with those that fit its integers best.
+    float try_scale = 0.0f, try_minimum = 0.0f;
+    for (int t = 0; t < 2 * kScaleTries && least > 0.0f; ++t) {
+        if (t % 2 == 0) {
+            const float margin = (high - low) * 0.025f * static_cast<float>(t / 2);
+            try_minimum = low + margin;
+            try_scale = (high - low - 2.0f * margin) / kNibbles;
+        }
+        const f16 half_scale = f32_to_f16(try_scale), half_minimum = f32_to_f16(try_minimum);
+        if (!is_finite(half_scale) || !is_finite(half_minimum)) return false;
+        const float s = f16_to_f32(half_scale), m = f16_to_f32(half_minimum);
+        const float inverse = s > 0.0f ? 1.0f / s : 0.0f;
+        uint8_t tried[128];
+        float error = 0.0f, sum_q = 0.0f, sum_qq = 0.0f, sum_qx = 0.0f;
+        for (int i = 0; i < count; ++i) {
+            const auto value = static_cast<float>(round_even(std::min(std::max((x[i] - m) * inverse, 0.0f), float{kNibbles})));
+            const float difference = s * value + m - x[i];
+            error += difference * difference;
+            sum_q += value;
+            sum_qq += value * value;
+            sum_qx += value * x[i];
+            tried[i] = static_cast<uint8_t>(value);
+        }
+        if (error < least) {
+            least = error;
+            scale = half_scale;
+            minimum = half_minimum;
+            std::memcpy(q, tried, static_cast<size_t>(count));
+        }
+        const float n = static_cast<float>(count), spread = n * sum_qq - sum_q * sum_q;
+        if (spread > 0.0f) {
+            try_scale = (n * sum_qx - sum_q * sum_x) / spread;
+            try_minimum = (sum_x - try_scale * sum_q) / n;
+        }
+    }
+    return true;
+}
+
+// Whether a job's values are quantised anew, and not as their file has them.
+bool is_new(const PackJob& job) { return job.format == Format::i8c || job.group != 0; }
+
+PackedWeight describe(const KernelTable* table, const PackJob& job) {
+    const auto& [format, source, data, bytes, n, k, group] = job;
+    const SourceType& type = type_of(source);
     PackedWeight w{};
     w.format = format;
     w.n = static_cast<int32_t>(n);
     w.k = static_cast<int32_t>(k);
     w.panel = table->panel_of(format);
-    if (!is_float(format)) {
+    if (format == Format::i8c) {
+        w.zero = kChannelZero;
+    } else if (group) {
+        w.group = group;
+        w.has_minimum = true;
+    } else if (!is_float(format)) {
         w.group = type.group;
         w.super_group = type.super;
         w.zero = type.zero;
         w.has_minimum = type.minimum;
     }
     w.panel_bytes = steps_of(w) * step_bytes(format, w.panel, w.group, w.has_minimum, w.super_group != 0);
+    if (format == Format::i8c) w.panel_bytes += int64_t{4} * w.panel;
     w.bytes = (n + w.panel - 1) / w.panel * w.panel_bytes;
     return w;
 }
 
 void check(const KernelTable* table, const PackJob& job) {
-    const auto& [format, source, data, bytes, n, k] = job;
+    const auto& [format, source, data, bytes, n, k, group] = job;
     const SourceType& type = type_of(source);
-    if (!is_float(format) && format != type.format)
+    if (group != 0 && (format != Format::i4 || (group != 32 && group != 64 && group != 128) || k % group != 0))
+        throw std::invalid_argument("A group is 32, 64 or 128 values of i4 and divides the columns: not " + std::to_string(group) + " of " +
+                                    name_of(format) + " with " + std::to_string(k) + " columns.");
+    if (!is_float(format) && !is_new(job) && format != type.format)
         throw std::invalid_argument(std::string(type.name) + " cannot be packed as " + name_of(format) + ", only as " +
-                                    name_of(type.format) + (is_float(type.format) ? " or another float format." : ", f32, f16 or bf16."));
+                                    name_of(type.format) + (is_float(type.format) ? " or another float format" : ", f32, f16 or bf16") +
+                                    ", or quantised as i8c or as i4 with a group.");
     if (table->panel_of(format) <= 0) throw std::invalid_argument(std::string(table->name) + " has no kernel for " + name_of(format) + ".");
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (n < 1 || k < 1 || n > kMost || k > kMost)
@@ -258,22 +356,39 @@ void check(const KernelTable* table, const PackJob& job) {
                                     std::to_string(bytes) + " bytes.");
 }
 
-// False: a value is not held, as of write_floats. `floats` is room for a panel, kept from call to call.
+// False: a value is not held by the format. `floats` is room for values, kept from call to call.
 bool pack_panel(const PackedWeight& w, bool paired, const PackJob& job, int64_t panel, std::vector<float>& floats) {
     const SourceType& type = type_of(job.source);
     const int64_t row_bytes = job.k / type.values * type.bytes;
     const int columns = static_cast<int>(std::min<int64_t>(w.panel, job.n - panel * w.panel));
     const std::byte* first = job.data + panel * w.panel * row_bytes;
     std::byte* out = w.data + panel * w.panel_bytes;
-    if (is_float(w.format)) floats.resize(static_cast<size_t>(w.panel) * kSuper);
     Chunk chunk;
     bool held = true;
+    if (w.format == Format::i8c) {  // a column at a time, for its largest value
+        floats.resize(static_cast<size_t>(job.k));
+        for (int column = 0; column < columns; ++column) {
+            for (int64_t at = 0; at < job.k; at += kSuper) {
+                const int count = static_cast<int>(std::min<int64_t>(kSuper, job.k - at));
+                read_floats(job.source, first + column * row_bytes + at / type.values * type.bytes, count, floats.data() + at);
+            }
+            held &= write_channel(w, out, column, floats.data());
+        }
+        return held;
+    }
+    floats.resize(static_cast<size_t>(w.panel) * kSuper);
     for (int64_t at = 0; at < job.k; at += kSuper) {
         const int count = static_cast<int>(std::min<int64_t>(kSuper, job.k - at));
         for (int column = 0; column < columns; ++column) {
             const std::byte* p = first + column * row_bytes + at / type.values * type.bytes;
             if (is_float(w.format)) {
                 read_floats(job.source, p, count, floats.data() + column * kSuper);
+            } else if (is_new(job)) {
+                read_floats(job.source, p, count, floats.data());
+                for (int group = 0; group < count / w.group; ++group)
+                    held &= quantize_nibbles(floats.data() + group * w.group, w.group, chunk.q + group * w.group, chunk.scale[group],
+                                             chunk.minimum[group]);
+                write_integers(w, paired, out, column, at, count, chunk);
             } else {
                 read_chunk(job.source, p, count, chunk);
                 write_integers(w, paired && w.format != Format::i8, out, column, at, count, chunk);
@@ -296,7 +411,7 @@ Source source_of(const std::string& name) {
 Format format_of(const std::string& name) {
     for (int i = 0; i < static_cast<int>(std::size(kFormats)); ++i)
         if (name == kFormats[i]) return static_cast<Format>(i);
-    throw std::invalid_argument("Unknown packed format '" + name + "'; there are f32, f16, bf16, i8, i4 and i4k.");
+    throw std::invalid_argument("Unknown packed format '" + name + "'; there are f32, f16, bf16, i8, i4, i4k and i8c.");
 }
 
 const char* name_of(Format format) { return kFormats[static_cast<int>(format)]; }
@@ -310,7 +425,7 @@ std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, 
     int64_t bytes = 0, panels = 0;
     for (const PackJob& job : jobs) {
         check(table, job);
-        const PackedWeight& w = owners.emplace_back(describe(table, job.format, type_of(job.source), job.n, job.k), nullptr, table).packed;
+        const PackedWeight& w = owners.emplace_back(describe(table, job), nullptr, table).packed;
         bytes += (w.bytes + kLine - 1) / kLine * kLine;
         ends.push_back(panels += w.bytes / w.panel_bytes);
     }
@@ -332,9 +447,14 @@ std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, 
             for (size_t first = unheld.load(); job < first && !unheld.compare_exchange_weak(first, job);) {}
         }
     });
-    if (unheld < jobs.size())
-        throw std::invalid_argument("A weight of " + std::to_string(jobs[unheld].n) + " x " + std::to_string(jobs[unheld].k) +
-                                    " has values above 65504, the largest of f16; pack it as bf16 or f32.");
+    if (unheld < jobs.size()) {
+        const PackJob& job = jobs[unheld];
+        throw std::invalid_argument("A weight of " + std::to_string(job.n) + " x " + std::to_string(job.k) + " has values " +
+                                    (job.format == Format::i8c ? "that are not finite: it cannot be quantised."
+                                     : job.format == Format::i4
+                                         ? "that are not finite, or above 65504, the largest of f16: it cannot be quantised."
+                                         : "above 65504, the largest of f16; pack it as bf16 or f32."));
+    }
     return owners;
 }
 

@@ -4,7 +4,7 @@
 #include "../layout.h"
 
 // Loops over the registers of a tile.
-#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#define OCTAVO_UNROLL _Pragma("GCC unroll 32")
 
 namespace octavo::ISA {
 namespace {  // members of a class in a named namespace would be weak symbols
@@ -71,16 +71,19 @@ static inline void store_q8(std::byte* out, const vi* q) {
     vi bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));  // 4 of each, then the other 4
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute4x64_epi64(_mm256_shuffle_epi8(bytes, pairs), 0xd8));
 }
-// 32 integers times the factor of their half as 16 bits, a quad as (0, 2), (1, 3): the two units of DotU8.
-static inline void store_q8w(std::byte* out, const vi* q, const ActGroup& act) {
+// 32 integers, times the factor of their half, as 16 bits, a quad as (0, 2), (1, 3): the two units of DotU8.
+static inline void store_words(std::byte* out, const vi* q, const int16_t (&factor)[2]) {
     const vi order =
         _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
     for (int i = 0; i < 2; ++i) {
         vi words = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[2 * i], q[2 * i + 1]), 0xd8);
-        words = _mm256_mullo_epi16(_mm256_shuffle_epi8(words, order), _mm256_set1_epi16(act.factor[i]));
+        words = _mm256_mullo_epi16(_mm256_shuffle_epi8(words, order), _mm256_set1_epi16(factor[i]));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out) + i, words);
     }
 }
+static inline void store_q8w(std::byte* out, const vi* q, const ActGroup& act) { store_words(out, q, act.factor); }
+// 32 integers as the units of DotU8.
+static inline void store_units(std::byte* out, const vi* q) { store_words(out, q, {1, 1}); }
 
 }  // namespace
 }  // namespace octavo::ISA

@@ -4,7 +4,7 @@
 #include "../layout.h"
 
 // Loops over the registers of a tile.
-#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#define OCTAVO_UNROLL _Pragma("GCC unroll 32")
 
 namespace octavo::ISA {
 namespace {  // members of a class in a named namespace would be weak symbols
@@ -56,6 +56,8 @@ static inline void store_q8(std::byte* out, const vi* q) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + 1, _mm512_cvtepi32_epi8(q[1]));
 }
 static inline void store_q8w(std::byte*, const vi*, const ActGroup&) {}
+// 32 integers as the units of DotU8.
+static inline void store_units(std::byte* out, const vi* q) { store_q8(out, q); }
 
 }  // namespace
 }  // namespace octavo::ISA

@@ -79,6 +79,8 @@ static inline void store_q8(std::byte* out, const vi* q) {
         vst1_s8(reinterpret_cast<int8_t*>(out) + 8 * i, vmovn_s16(vcombine_s16(vmovn_s32(q[2 * i]), vmovn_s32(q[2 * i + 1]))));
 }
 static inline void store_q8w(std::byte*, const vi*, const ActGroup&) {}
+// 32 integers as the units of DotU8.
+static inline void store_units(std::byte* out, const vi* q) { store_q8(out, q); }
 
 }  // namespace
 }  // namespace octavo::ISA

@@ -58,6 +58,8 @@ static inline void store_q8(std::byte* out, const vi* q) {
     for (int i = 0; i < 32; ++i) out[i] = static_cast<std::byte>(q[i / W][i % W]);
 }
 static inline void store_q8w(std::byte*, const vi*, const ActGroup&) {}
+// 32 integers as the units of DotU8.
+static inline void store_units(std::byte* out, const vi* q) { store_q8(out, q); }
 
 }  // namespace
 }  // namespace octavo::ISA

@@ -15,6 +15,8 @@ static Act act_of(Format format) {
         case Format::i4:
         case Format::i4k:
             return Act::q8;
+        case Format::i8c:
+            return Act::s8;
     }
     return Act::f32;
 }
@@ -37,6 +39,8 @@ static int64_t act_bytes(Act act, int k) {
             return (int64_t{k} + 31) / 32 * static_cast<int64_t>(32 + sizeof(ActGroup));
         case Act::q8w:
             return (int64_t{k} + 31) / 32 * static_cast<int64_t>(64 + sizeof(ActGroup));
+        case Act::s8:
+            return (int64_t{k} + kActSpan - 1) / kActSpan * ChannelTile::kActStep;
     }
     return 0;
 }
@@ -95,7 +99,32 @@ static inline void quantize_group(Act act, const float* x, int n, std::byte* out
     }
 }
 
-// Values [begin, end) of a row, x being the first of them; begin is a multiple of 32 and of W.
+// A span of up to 64 values as int8, nearest even, with the scale max|x| / 127; what is not finite as in quantize_group().
+static inline void quantize_span(const float* x, int n, std::byte* out) {
+    constexpr int kVectors = kActSpan / W;
+    vf values[kVectors], largest = zero(), not_finite = zero(), sum = zero();
+    for (int i = 0; i < kVectors; ++i) {
+        values[i] = load_n(x + i * W, n - i * W);
+        largest = max(largest, abs(values[i]));
+        not_finite = add(not_finite, mul(values[i], zero()));
+    }
+    const float check = reduce_add(not_finite), scale = check != 0.0f ? check : reduce_max(largest) / 127.0f;
+    float inverse = 1.0f / scale;
+    if (check != 0.0f || inverse > 3.402823466e38f) inverse = 0.0f;
+    vi q[kVectors];
+    for (int i = 0; i < kVectors; ++i) {
+        q[i] = check != 0.0f ? zero_i() : to_i32(mul(values[i], set1(inverse)));
+        sum = add(sum, to_f32(q[i]));
+    }
+    for (int i = 0; i < kActSpan / 32; ++i) store_units(out + i * 32 * DotU8::kUnits, q + i * 32 / W);
+    const ActSpan span{scale, (DotU8::kOffset - kChannelZero) * static_cast<int32_t>(reduce_add(sum))};  // integers: exact in any order
+    std::memcpy(out + ChannelTile::kActValues, &span, sizeof span);
+}
+
+// The columns that a form takes together.
+static constexpr int part_of(Act act) { return act == Act::s8 ? kActSpan : 32; }
+
+// Values [begin, end) of a row, x being the first of them; begin is a multiple of part_of(act) and of W.
 static inline void prepare(Act act, const float* x, int begin, int end, std::byte* row) {
     const int count = end - begin;
     switch (act) {
@@ -110,6 +139,10 @@ static inline void prepare(Act act, const float* x, int begin, int end, std::byt
             for (int i = 0; i < count; i += 32)
                 quantize_group(act, x + i, count - i < 32 ? count - i : 32,
                                row + (begin + i) / 32 * static_cast<int64_t>((act == Act::q8 ? 32 : 64) + sizeof(ActGroup)));
+            break;
+        case Act::s8:
+            for (int i = 0; i < count; i += kActSpan)
+                quantize_span(x + i, count - i < kActSpan ? count - i : kActSpan, row + (begin + i) / kActSpan * ChannelTile::kActStep);
             break;
     }
 }
@@ -131,6 +164,8 @@ static PanelSums panel_sums_of(const PackedWeight& w) {
         case Format::bf16:
             return panel_sums<FloatTile<Bf16Weights>>;
         case Format::i4:
+            if (w.group == 64) return panel_sums<IntTile<Format::i4, 64, true, false>>;
+            if (w.group == 128) return panel_sums<IntTile<Format::i4, 128, true, false>>;
             return w.has_minimum ? panel_sums<IntTile<Format::i4, 32, true, false>> : panel_sums<IntTile<Format::i4, 32, false, false>>;
         case Format::i4k:
             return panel_sums<IntTile<Format::i4k, 32, true, true>>;
@@ -138,6 +173,8 @@ static PanelSums panel_sums_of(const PackedWeight& w) {
             if (w.group == 16) return panel_sums<IntTile<Format::i8, 16, false, true>>;
             if (two_levels) return panel_sums<IntTile<Format::i8, 32, true, true>>;
             return w.has_minimum ? panel_sums<IntTile<Format::i8, 32, true, false>> : panel_sums<IntTile<Format::i8, 32, false, false>>;
+        case Format::i8c:
+            return panel_sums<ChannelTile>;
     }
     return nullptr;
 }
@@ -161,24 +198,26 @@ static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end) {
 
 // Both matrices are computed for the same columns at a time, so that their products need not leave the nearest cache.
 static void gated_linear(const GatedArgs& a, int thread, int threads) {
-    constexpr int kUnit = kPanel < 32 ? 32 : kPanel, kPanels = kUnit / kPanel;  // a group of activations is whole
-    alignas(64) float sums[2][kPanels][kRowBlock * kPanel];
+    constexpr int kMostColumns = kPanel < kActSpan ? kActSpan : kPanel;
+    alignas(64) float sums[2][kMostColumns / kPanel][kRowBlock * kPanel];
+    const int unit_columns = kPanel < part_of(a.form) ? part_of(a.form) : kPanel;
     const PackedWeight* weights[2] = {a.gate, a.up};
     const std::byte* xs[2] = {a.gate_x, a.up_x};
     const int n = a.gate->n;
     const int64_t out_stride = act_bytes(a.form, n);
-    Range range = share((n + kUnit - 1) / kUnit, thread, threads);
+    Range range = share((n + unit_columns - 1) / unit_columns, thread, threads);
     for (int row = 0; row < a.rows; row += kRowBlock) {
         const int rows = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
         for (int64_t unit = range.begin; unit < range.end; ++unit) {
-            const int column = static_cast<int>(unit) * kUnit, columns = n - column < kUnit ? n - column : kUnit;
+            const int column = static_cast<int>(unit) * unit_columns, columns = n - column < unit_columns ? n - column : unit_columns;
             for (int i = 0; i < 2; ++i) {
                 const int64_t x_stride = act_bytes(act_of(weights[i]->format), weights[i]->k);
                 for (int panel = 0; panel * kPanel < columns; ++panel)
-                    panel_sums_of (*weights[i])(*weights[i], unit* kPanels + panel, xs[i] + row * x_stride, x_stride, rows, sums[i][panel]);
+                    panel_sums_of (*weights[i])(*weights[i], column / kPanel + panel, xs[i] + row * x_stride, x_stride, rows,
+                                                sums[i][panel]);
             }
             for (int r = 0; r < rows; ++r) {
-                float y[kUnit];
+                float y[kMostColumns];
                 for (int i = 0; i < columns; i += W) {
                     const int at = r * kPanel + i % kPanel;
                     vf gate = load(sums[0][i / kPanel] + at), up = load(sums[1][i / kPanel] + at);
@@ -225,6 +264,14 @@ static inline void read_row(const PackedWeight& w, int64_t row, float factor, fl
             ++k;
             continue;
         }
+        if (w.format == Format::i8c) {
+            const float scale = reinterpret_cast<const float*>(panel + steps_of(w) * bytes)[column];
+            for (const int end = k + values < w.k ? k + values : w.k; k < end; ++k) {
+                const int q = static_cast<int>(p[(k % kActSpan / 4 * w.panel + column) * 4 + k % 4]) - w.zero;
+                out[k] = factor * (scale * static_cast<float>(q));
+            }
+            continue;
+        }
         const f16* halves = reinterpret_cast<const f16*>(p) + column;
         const float super_scale = f16_to_f32(halves[0]), super_minimum = w.has_minimum ? f16_to_f32(halves[w.panel]) : 0.0f;
         p += w.panel * (w.has_minimum ? 4 : 2);
@@ -239,7 +286,7 @@ static inline void read_row(const PackedWeight& w, int64_t row, float factor, fl
             if (!w.has_minimum) minimum = scale * static_cast<float>(-w.zero);
             for (int i = 0; i < w.group; ++i) {
                 const bool i8 = w.format == Format::i8;
-                const int place = kPairedHalves && !i8 ? i % 16 / 2 * 4 + i / 16 * 2 + i % 2 : i, quad = place / 4;
+                const int place = i / 32 * 32 + place_of(i % 32, kPairedHalves && !i8), quad = place / 4;
                 int q = static_cast<int>(p[((i8 ? quad : quad / 2) * w.panel + column) * 4 + place % 4]);
                 if (!i8) q = quad % 2 ? q >> 4 : q & 15;
                 // The product is exact in double, so that the value is rounded once.

@@ -2,6 +2,7 @@
 //
 // Every output element has one float32 sum, to which K adds in ascending order (a step, or a group of integers, at a time). A tile reads
 // that sum from `sums` and puts it back, exactly, so that neither the height of a tile nor a cut of K shows in the bits.
+#include <cstddef>
 #include <type_traits>
 
 #include "../layout.h"
@@ -18,6 +19,7 @@ struct Tile {
     int64_t steps;
     float* sums;  // [rows][kPanel]
     bool first;   // of the blocks of K: sums are zero, and not yet written
+    bool last;    // of them
     int zero;
 };
 
@@ -111,8 +113,9 @@ struct FloatTile {
 };
 
 // Integer weights: sum += scale * (act_scale * dot - zero * act_sum), or sum += scale * (act_scale * dot) and, once a group, sum += minimum
-// * act_sum, where dot is the exact product of a span, act_sum the sum of the activations. A span is a group or, where the level's sums
-// have no room for the factors of two halves, 16 values. Where the level multiplies q - kOffset, dot lacks kOffset * act_sum.
+// * act_sum, where dot is the exact product of a span, act_sum the sum of the activations. A span is 32 values or, where the group is
+// smaller or the level's sums have no room for the factors of two halves, 16. Where the level multiplies q - kOffset, dot lacks kOffset *
+// act_sum.
 template <Format F, int kGroup, bool kMinimum, bool kTwoLevels>
 struct IntTile {
     using Dot = std::conditional_t<F == Format::i8, DotU8, DotU4>;
@@ -121,7 +124,8 @@ struct IntTile {
     static constexpr int kUnits = F == Format::i8 ? Dot::kUnits : 1;  // per quad
     static constexpr int kSpan = kGroup < Dot::kSpan ? kGroup : Dot::kSpan;
     static constexpr int64_t kActGroup = 32 * kUnits + static_cast<int64_t>(sizeof(ActGroup));
-    static constexpr int kActGroups = kTwoLevels ? kSuper / 32 : 1;  // a step
+    static constexpr int kActGroups = kTwoLevels ? kSuper / 32 : kGroup / 32;  // a step
+    static constexpr int kSpans = kGroup / kSpan;                              // of a group
     static constexpr int64_t kActStep = kActGroups * kActGroup;
 
     template <int R, int V>
@@ -141,8 +145,7 @@ struct IntTile {
             }
             for (int span = 0; span < kActGroups * (32 / kSpan); ++span) {
                 const int half = kSpan == 16 ? span % 2 : 0;
-                const bool last = kSpan == kGroup || half == 1;  // of its group
-                if (kSpan == kGroup || half == 0) {
+                if (span % kSpans == 0) {
                     if constexpr (kTwoLevels) {
                         OCTAVO_UNROLL
                         for (int v = 0; v < V; ++v) {
@@ -190,7 +193,7 @@ struct IntTile {
                         if constexpr (kMinimum) {
                             const vf scaled = Dot::kOffset ? fma(act_scale, dot, missing) : mul(act_scale, dot);
                             sum[r][v] = fma(scale[v], scaled, sum[r][v]);
-                            if (last) sum[r][v] = fma(minimum[v], act_sum, sum[r][v]);
+                            if (kSpan == 32 || half == 1) sum[r][v] = fma(minimum[v], act_sum, sum[r][v]);
                         } else {
                             sum[r][v] = fma(scale[v], fma(act_scale, dot, act_sum), sum[r][v]);
                         }
@@ -210,6 +213,61 @@ struct IntTile {
             scale[v] = load_f16(p);
             if constexpr (kMinimum) minimum[v] = load_f16(p + kPanel);
         }
+    }
+};
+
+// 8-bit weights with a scale per column, which waits until K ends: sum += act_scale * dot for every span, and nothing but dot products of
+// integers within.
+struct ChannelTile {
+    using Dot = DotU8;
+    static constexpr int kRows = kIntRows, kVectors = kIntVectors;
+    static constexpr int64_t kStepBytes = step_bytes(Format::i8c, kPanel, 0, false, false);
+    static constexpr int64_t kActValues = kActSpan * Dot::kUnits;
+    static constexpr int64_t kActStep = kActValues + static_cast<int64_t>(sizeof(ActSpan));
+
+    template <int R, int V>
+    static inline void run(const Tile& t, int vector) {
+        const std::byte* w = t.w + vector * W * 4;
+        const std::byte* a = t.a;
+        const int64_t a_stride = t.a_stride;
+        for (int64_t step = 0; step < t.steps; ++step, w += kStepBytes, a += kActStep) {
+            vi acc[R][V];
+            OCTAVO_UNROLL
+            for (int r = 0; r < R; ++r) {
+                const vi offset = set1_i(load_32(a + r * a_stride + kActValues + offsetof(ActSpan, offset)));
+                OCTAVO_UNROLL
+                for (int v = 0; v < V; ++v) acc[r][v] = offset;
+            }
+            OCTAVO_UNROLL
+            for (int unit = 0; unit < kActSpan / 4 * Dot::kUnits; ++unit) {
+                decltype(Dot::weight(w, 0, 0)) weight[V];
+                OCTAVO_UNROLL
+                for (int v = 0; v < V; ++v) weight[v] = Dot::weight(w + v * W * 4, 4 * kPanel, unit);
+                OCTAVO_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    auto operand = Dot::operand(load_32(a + r * a_stride + 4 * unit));
+                    OCTAVO_UNROLL
+                    for (int v = 0; v < V; ++v) Dot::mac(acc[r][v], weight[v], operand);
+                }
+            }
+            OCTAVO_UNROLL
+            for (int r = 0; r < R; ++r) {
+                const vf scale = set1(bits_to_f32(static_cast<uint32_t>(load_32(a + r * a_stride + kActValues))));
+                OCTAVO_UNROLL
+                for (int v = 0; v < V; ++v) {
+                    // The float32 sums stay in memory: the integers take the registers.
+                    float* sum = t.sums + r * kPanel + (vector + v) * W;
+                    store(sum, fma(scale, to_f32(acc[r][v]), t.first && step == 0 ? zero() : load(sum)));
+                }
+            }
+        }
+        if (!t.last) return;
+        const float* scales = reinterpret_cast<const float*>(w);  // a vector of them is as long as one of quads
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) {
+                float* sum = t.sums + r * kPanel + (vector + v) * W;
+                store(sum, mul(load(scales + v * W), load(sum)));
+            }
     }
 };
 
@@ -277,7 +335,7 @@ static void panel_sums(const PackedWeight& weight, int64_t panel, const std::byt
         for (int tile = 0; tile < tiles; ++tile) {
             const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
             run_tile<T>(last - first, {w + step * T::kStepBytes, x + first * x_stride + step * T::kActStep, x_stride, count,
-                                       sums + first * kPanel, step == 0, weight.zero});
+                                       sums + first * kPanel, step == 0, step + count == steps, weight.zero});
         }
     }
 }

@@ -38,6 +38,7 @@ class Format(int, Enum):
     i8 = ...
     i4 = ...
     i4k = ...
+    i8c = ...
 
 class PackedWeight:
     @property
@@ -53,10 +54,17 @@ class PackedWeight:
 
 def default_format(source: str) -> str: ...
 def pack(
-    isa: KernelTable, pool: ThreadPool, format: str, source: str, data: NDArray[np.uint8], n: int, k: int
+    isa: KernelTable,
+    pool: ThreadPool,
+    format: str,
+    source: str,
+    data: NDArray[np.uint8],
+    n: int,
+    k: int,
+    group: int = 0,
 ) -> PackedWeight: ...
 def pack_all(
-    isa: KernelTable, pool: ThreadPool, jobs: Sequence[tuple[str, str, NDArray[np.uint8], int, int]]
+    isa: KernelTable, pool: ThreadPool, jobs: Sequence[tuple[str, str, NDArray[np.uint8], int, int, int]]
 ) -> list[PackedWeight]: ...
 def unpack(weight: PackedWeight) -> _Float32: ...
 @overload

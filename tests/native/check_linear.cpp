@@ -1,5 +1,6 @@
 // Linear layers and embeddings, for every type of tensor that pack() reads, packed for each of the two tables.
 #include <cstring>
+#include <utility>
 
 #include "isa_check.h"
 #include "pack.h"
@@ -15,13 +16,26 @@ struct SourceShape {
     const char* name;
     int values, bytes;         // of a block
     int scale_at, minimum_at;  // where a block keeps its float16 scales; -1: none
+    Format target = default_format(source);
+    int group = 0;  // of i4 that is quantised at load
 };
 
-constexpr SourceShape kSources[] = {
-    {Source::f32, "f32", 1, 4, -1, -1},     {Source::f16, "f16", 1, 2, -1, -1},        {Source::bf16, "bf16", 1, 2, -1, -1},
-    {Source::q4_0, "q4_0", 32, 18, 0, -1},  {Source::q4_1, "q4_1", 32, 20, 0, 2},      {Source::q5_0, "q5_0", 32, 22, 0, -1},
-    {Source::q5_1, "q5_1", 32, 24, 0, 2},   {Source::q8_0, "q8_0", 32, 34, 0, -1},     {Source::q4_k, "q4_k", 256, 144, 0, 2},
-    {Source::q5_k, "q5_k", 256, 176, 0, 2}, {Source::q6_k, "q6_k", 256, 210, 208, -1},
+const SourceShape kSources[] = {
+    {Source::f32, "f32", 1, 4, -1, -1},
+    {Source::f16, "f16", 1, 2, -1, -1},
+    {Source::bf16, "bf16", 1, 2, -1, -1},
+    {Source::q4_0, "q4_0", 32, 18, 0, -1},
+    {Source::q4_1, "q4_1", 32, 20, 0, 2},
+    {Source::q5_0, "q5_0", 32, 22, 0, -1},
+    {Source::q5_1, "q5_1", 32, 24, 0, 2},
+    {Source::q8_0, "q8_0", 32, 34, 0, -1},
+    {Source::q4_k, "q4_k", 256, 144, 0, 2},
+    {Source::q5_k, "q5_k", 256, 176, 0, 2},
+    {Source::q6_k, "q6_k", 256, 210, 208, -1},
+    {Source::f32, "int8", 1, 4, -1, -1, Format::i8c},
+    {Source::f32, "int4", 1, 4, -1, -1, Format::i4, 32},
+    {Source::f32, "int4 64", 1, 4, -1, -1, Format::i4, 64},
+    {Source::f32, "int4 128", 1, 4, -1, -1, Format::i4, 128},
 };
 
 // A tensor [n, k] as its file has it: any bytes, but scales of a sane size.
@@ -49,9 +63,11 @@ Weights pack_both(Context& c, const SourceShape& shape, int n, int k, Random& ra
     ThreadPool pool(1);
     const auto bytes = random_tensor(shape, n, k, random);
     const auto size = static_cast<int64_t>(bytes.size());
-    const Format format = default_format(shape.source);
-    const PackJob job{format, shape.source, bytes.data(), size, n, k};
-    return {pack(&c.table, pool, {&job, 1})[0], pack(&c.scalar, pool, {&job, 1})[0]};
+    auto pack_for = [&](const KernelTable& table) {
+        const PackJob job{shape.target, shape.source, bytes.data(), size, n, k, shape.group};
+        return std::move(pack(&table, pool, {&job, 1})[0]);
+    };
+    return {pack_for(c.table), pack_for(c.scalar)};
 }
 
 std::vector<std::byte> quantized(const KernelTable& table, Format format, const Matrix& x, int threads) {
@@ -101,7 +117,7 @@ void check_source(Context& c, const SourceShape& shape, int rows, int n, int k) 
     const std::vector<double> largest = row_maxima(dequantized);  // of 0.5 w, in reverse
     const Matrix x = Matrix::normal(rows, k, random), bias = Matrix::normal(1, n, random);
     const std::vector<double> sums = row_sums(x);
-    const Format format = default_format(shape.source);
+    const Format format = shape.target;
     const std::vector<std::byte> prepared[2] = {quantized(c.table, format, x, 1), quantized(c.scalar, format, x, 1)};
     if (quantized(c.table, format, x, 2) != prepared[0]) c.report("linear quantize " + name, 0.0, "other bits with 2 threads");
 
@@ -143,7 +159,7 @@ void check_list(Context& c) {
         weights.push_back(pack_both(c, *shapes[i], sizes[i], k, random));
         alone.emplace_back(rows, sizes[i]);
         together.emplace_back(rows, sizes[i]);
-        prepared.push_back(quantized(c.table, default_format(shapes[i]->source), x, 1));
+        prepared.push_back(quantized(c.table, shapes[i]->target, x, 1));
     }
     std::string broken;
     for (int threads = 1; threads <= 4; ++threads) {
@@ -168,7 +184,7 @@ void check_gated(Context& c, const SourceShape& shape, int n) {
     const int k = 512, rows = 75;
     const Weights gate = pack_both(c, shape, n, k, random), up = pack_both(c, shape, n, k, random);
     const Matrix x = Matrix::normal(rows, k, random), bias = Matrix::normal(2, n, random);
-    const Format format = default_format(shape.source);
+    const Format format = shape.target;
     const std::vector<std::byte> prepared[2] = {quantized(c.table, format, x, 1), quantized(c.scalar, format, x, 1)};
     check_rows(
         c, std::string("linear gated ") + shape.name + " " + std::to_string(n), Matrix(rows, n, 0),
@@ -185,8 +201,9 @@ void check_gated(Context& c, const SourceShape& shape, int n) {
 
 void check_linear(Context& c) {
     for (const SourceShape& shape : kSources) {
-        if (c.table.panel_of(default_format(shape.source)) == 0) continue;
-        const int k[2] = {shape.values == 1 ? 71 : shape.values, shape.values == 1 ? 290 : shape.values == 32 ? 544 : 1024};
+        if (c.table.panel_of(shape.target) == 0) continue;
+        const int group = shape.group ? shape.group : shape.values;
+        const int k[2] = {group == 1 ? 71 : group, group == 1 ? 290 : group == 32 ? 544 : 1024};
         check_source(c, shape, 13, 131, k[0]);
         check_source(c, shape, 13, 33, k[1]);
         check_source(c, shape, 75, 1, k[0]);
@@ -194,6 +211,7 @@ void check_linear(Context& c) {
     check_list(c);
     check_gated(c, kSources[0], 70);
     check_gated(c, kSources[4], 131);
+    check_gated(c, kSources[11], 70);
 }
 
 }  // namespace check

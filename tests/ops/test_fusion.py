@@ -29,15 +29,17 @@ def run(isa: Any, pool: Any, decoder: Callable[[NativeOps], Any]) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("down", ["f32", "bf16", "q4_1", "q8_0"])
-@pytest.mark.parametrize("gate_up", [("q4_1", "q4_1"), ("q8_0", "q4_k"), ("bf16", "bf16"), ("f32", "q6_k")])
+@pytest.mark.parametrize("down", ["f32", "bf16", "q4_1", "q8_0", "int8"])
+@pytest.mark.parametrize(
+    "gate_up", [("q4_1", "q4_1"), ("q8_0", "q4_k"), ("bf16", "bf16"), ("f32", "q6_k"), ("int8", "int8")]
+)
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_gate_in_the_linear_has_the_bits_of_a_gate_behind_it(
     level: str, down: str, gate_up: tuple[str, str], biased: bool
 ) -> None:
     isa, pool = _native.select_isa(level), _native.ThreadPool(2)
     # q formats of 32 need a whole number of groups; the columns of a hidden size of 344 end within a panel.
-    hidden = HIDDEN if down in ("f32", "bf16") else 352
+    hidden = HIDDEN if down in ("f32", "bf16", "int8") else 352
     embedding = packed(isa, pool, "f32", 50, WIDTH, seed=1)
     gate, up = (packed(isa, pool, source, hidden, WIDTH, seed=seed) for seed, source in enumerate(gate_up, 2))
     back = packed(isa, pool, down, WIDTH, hidden, seed=4)

@@ -11,7 +11,16 @@ import numpy.typing as npt
 import pytest
 
 from octavo import _native
-from octavo.ops.reference.linear import Bf16Weight, QuantizedWeight, Weights, linear, quantize_activations
+from octavo.ops.reference.linear import (
+    Bf16Weight,
+    QuantizedWeight,
+    Weights,
+    dequantize,
+    linear,
+    quantize_activations,
+    quantize_channels,
+    quantize_spans,
+)
 from octavo.ops.reference.numbers import round_to
 
 FLOATS = ("f32", "f16", "bf16")
@@ -25,6 +34,8 @@ QUANTIZED = {
     "q5_k": gguf.GGMLQuantizationType.Q5_K,
     "q6_k": gguf.GGMLQuantizationType.Q6_K,
 }
+# Weights that are quantised at load: what they are packed as, and the values that share a scale.
+NEW = {"int8": ("i8c", 0), "int4 32": ("i4", 32), "int4 64": ("i4", 64), "int4 128": ("i4", 128)}
 LEVELS = [name for name, supported, _ in _native.isa_levels() if supported]
 EPS32 = float(np.finfo(np.float32).eps)
 
@@ -70,9 +81,15 @@ def values_of(source: str, data: npt.NDArray[np.uint8], n: int, k: int) -> npt.N
 
 
 def packed(isa: Any, pool: Any, source: str, n: int, k: int, target: str | None = None, seed: int = 0) -> Any:
+    if source in NEW:
+        return quantised(isa, pool, "f32", n, k, *NEW[source], seed)
     data = stored(source, n, k, seed)
     data.flags.writeable = False
     return _native.pack(isa, pool, target or _native.default_format(source), source, data, n, k)
+
+
+def quantised(isa: Any, pool: Any, source: str, n: int, k: int, target: str, group: int, seed: int = 0) -> Any:
+    return _native.pack(isa, pool, target, source, stored(source, n, k, seed).reshape(-1), n, k, group)
 
 
 def definition(weight: Any) -> Weights:
@@ -84,7 +101,7 @@ def definition(weight: Any) -> Weights:
     if name in FLOATS:
         return values
     # Any integers and scales with these products do: the definition is exact in float64.
-    return QuantizedWeight(np.ones(values.shape, np.int64), values, None, 1)
+    return QuantizedWeight(np.ones(values.shape, np.int64), values, None, 1, "spans" if name == "i8c" else "halves")
 
 
 def expected(x: npt.NDArray[np.float32], weight: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -98,7 +115,7 @@ def expected(x: npt.NDArray[np.float32], weight: Any) -> tuple[npt.NDArray[np.fl
     values = np.abs(_native.unpack(weight).astype(np.float64))
     k = values.shape[1]
     if weight.format.name not in FLOATS:
-        groups = values.reshape(len(values), -1, 32)
+        groups = values.reshape(len(values), -1, k if weight.format.name == "i8c" else 32)
         values = np.broadcast_to(2 * groups.max(axis=-1, keepdims=True), groups.shape).reshape(values.shape)
     size = np.abs(x.astype(np.float64)) @ values.T
     return linear(x.astype(np.float64), wanted), EPS32 * (8 + 2 * np.sqrt(k)) * size + 1e-30
@@ -151,11 +168,65 @@ def test_pack_refuses_what_does_not_fit(isa: Any, two: Any) -> None:
         (("i8", "q8_0", data, 3, (1 << 62) + 64), "2147483647"),
         (("i4", "q8_0", data, 3, 64), "q8_0 cannot be packed as i4"),
         (("i8", "f32", data, 3, 17), "f32 cannot be packed as i8"),
+        (("i8c", "q8_0", data, 3, 32), "3 rows of 34 bytes"),
+        (("i8", "q8_0", data, 3, 64, 32), "32 of i8"),
+        (("i4", "f32", np.zeros(96 * 4, np.uint8), 1, 96, 64), "64 of i4 with 96"),
+        (("i4", "f32", np.zeros(96 * 4, np.uint8), 1, 96, 16), "16 of i4"),
+        (("i4", "f32", np.zeros(96 * 4, np.uint8), 1, 96), "i4 with a group"),
+        (("i8c", "f32", np.full(96, np.inf, np.float32).view(np.uint8), 1, 96), "not finite"),
+        (("i4", "f32", np.full(96, np.nan, np.float32).view(np.uint8), 1, 96, 32), "not finite"),
+        (("i4", "f32", np.full(96, 1e5, np.float32).view(np.uint8), 1, 96, 32), "65504"),
         (("i8", "q3_k", data, 3, 64), "q3_k"),
         (("i2", "q8_0", data, 3, 64), "i2"),
     ):
         with pytest.raises(ValueError, match=words):
             _native.pack(isa, two, *args)
+
+
+@pytest.mark.parametrize("source", [*FLOATS, *QUANTIZED])
+def test_int8_rounds_each_output_by_its_largest_value(isa: Any, two: Any, source: str) -> None:
+    n, k = 70, 512 if source not in FLOATS else 77
+    whole = _native.unpack(packed(isa, two, source, n, k, "f32"))
+    wanted = dequantize(quantize_channels(whole)).astype(np.float32)
+    np.testing.assert_array_equal(_native.unpack(quantised(isa, two, source, n, k, "i8c", 0)), wanted)
+
+
+def test_int8_of_extreme_rows(isa: Any, two: Any) -> None:
+    x = np.zeros((4, 40), np.float32)
+    x[1] = 1e-42  # whose scale has no float32 reciprocal: rounded to nothing
+    x[2] = 3e38
+    x[3, 7] = -5
+    weight = _native.pack(isa, two, "i8c", "f32", x.view(np.uint8).reshape(-1), 4, 40)
+    np.testing.assert_array_equal(_native.unpack(weight), dequantize(quantize_channels(x)).astype(np.float32))
+
+
+@pytest.mark.parametrize("source", ["f32", "bf16", "q8_0", "q4_k"])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_int4_errs_less_than_its_range_cut_in_fifteen(isa: Any, two: Any, source: str, group: int) -> None:
+    n, k = 70, 768
+    whole = _native.unpack(packed(isa, two, source, n, k, "f32")).astype(np.float64)
+    got = _native.unpack(quantised(isa, two, source, n, k, "i4", group))
+    groups, ours = whole.reshape(n, -1, group), got.reshape(n, -1, group)
+    low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
+    scale = ((high - low) / 15).astype(np.float16).astype(np.float64)
+    low = low.astype(np.float16).astype(np.float64)
+    plain = np.rint(np.clip((groups - low) / np.where(scale, scale, np.inf), 0, 15)) * scale + low
+    errors = [((values - groups) ** 2).sum(axis=-1) for values in (ours, plain)]
+    assert (errors[0] <= errors[1] * (1 + 1e-3) + 1e-9).all()
+    assert errors[0].sum() < (0.95 if source != "q4_k" else 1.0) * errors[1].sum()
+    for level in LEVELS:  # which is the same at all of them
+        other = quantised(_native.select_isa(level), two, source, n, k, "i4", group)
+        np.testing.assert_array_equal(_native.unpack(other), got)
+
+
+def test_int4_keeps_what_four_bits_held(isa: Any, two: Any) -> None:
+    n, k = 40, 256
+    blocks = stored("q4_1", n, k).reshape(n, -1, 20)
+    blocks[..., 1] &= 0x7F  # scales above zero
+    blocks[..., 4] = 0xF0  # and both ends of each group's range taken
+    data = blocks.reshape(-1)
+    kept = _native.unpack(_native.pack(isa, two, "i4", "q4_1", data, n, k))
+    np.testing.assert_array_equal(_native.unpack(_native.pack(isa, two, "i4", "q4_1", data, n, k, 32)), kept)
 
 
 def test_bits_per_weight(two: Any) -> None:
@@ -167,18 +238,22 @@ def test_bits_per_weight(two: Any) -> None:
         ("q4_k", 4.75),
         ("q6_k", 8.75),
         ("bf16", 16),
+        ("int8", 8.04),
+        ("int4 32", 5.0),
+        ("int4 128", 4.25),
     ):
         for level in LEVELS:
             weight = packed(_native.select_isa(level), two, source, n, k)
             assert weight.bytes * 8 / (n * k) <= most
 
 
-@pytest.mark.parametrize("source", [*FLOATS, *QUANTIZED])
+@pytest.mark.parametrize("source", [*FLOATS, *QUANTIZED, *NEW])
 def test_linear_meets_its_definition(isa: Any, two: Any, source: str) -> None:
-    super_only = source.endswith("_k")
-    shapes = [(64, 256), (50, 768)] if super_only else [(64, 64), (33, 576), (200, 96), (7, 1536)]
-    if source in FLOATS:
-        shapes += [(65, 77), (1, 1)]
+    shapes = [(64, 64), (33, 576), (200, 96), (7, 1536), (64, 256), (50, 768), (65, 77), (1, 1), (20, 4096)]
+    multiple = (
+        1 if source in FLOATS else NEW[source][1] or 1 if source in NEW else gguf.GGML_QUANT_SIZES[QUANTIZED[source]][0]
+    )
+    shapes = [(n, k) for n, k in shapes if k % multiple == 0]
     for (n, k), rows in itertools.product(shapes, (1, 2, 3, 4, 5, 6, 7, 13, 64, 65, 80)):
         if rows > 7 and n * k > 33 * 576:
             continue
@@ -189,7 +264,7 @@ def test_linear_meets_its_definition(isa: Any, two: Any, source: str) -> None:
         assert (np.abs(out - wanted) <= tolerance).all(), (n, k, rows, np.abs(out - wanted).max(), tolerance.min())
 
 
-@pytest.mark.parametrize("source", [*FLOATS, "q4_0", "q4_1", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("source", [*FLOATS, "q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "int8", "int4 64", "int4 128"])
 def test_a_row_is_the_same_bits_in_any_company(isa: Any, pool: Any, source: str) -> None:
     n, k = 150, 768
     weight = packed(isa, pool, source, n, k)
@@ -229,9 +304,10 @@ def test_the_comparison_of_bits_would_catch_an_order_of_k_that_depends_on_the_ro
 def test_weights_of_one_call_share_the_threads(isa: Any, pool: Any) -> None:
     x = inputs(5, 512)
     weights = [
-        packed(isa, pool, source, n, 512) for source, n in (("q4_0", 200), ("q6_k", 33), ("bf16", 1), ("f16", 129))
+        packed(isa, pool, source, n, 512)
+        for source, n in (("q4_0", 200), ("q6_k", 33), ("bf16", 1), ("f16", 129), ("int8", 70))
     ]
-    biases = [inputs(1, 200)[0], None, inputs(1, 1)[0], None]
+    biases = [inputs(1, 200)[0], None, inputs(1, 1)[0], None, None]
     whole = _native.linear(isa, pool, weights, x, biases)
     parts = [_native.linear(isa, pool, weight, x, bias) for weight, bias in zip(weights, biases, strict=True)]
     np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
@@ -249,13 +325,17 @@ def test_activations_are_quantised_as_defined(isa: Any, pool: Any) -> None:
     wanted = q.astype(np.float32) * np.repeat(scale, 16, axis=-1)
     for name in ("i8", "i4", "i4k"):
         np.testing.assert_array_equal(_native.quantize_roundtrip(isa, pool, name, x), wanted)
+    for part in (x, x[:, :77].copy(), x[:, :4].copy()):
+        q, scale = quantize_spans(part)
+        wanted = q * np.repeat(scale, 64, axis=-1)[:, : part.shape[1]]
+        np.testing.assert_array_equal(_native.quantize_roundtrip(isa, pool, "i8c", part), wanted)
     np.testing.assert_array_equal(_native.quantize_roundtrip(isa, pool, "f16", x), x)
     np.testing.assert_array_equal(
         _native.quantize_roundtrip(isa, pool, "bf16", x[:, :77].copy()), round_to(x[:, :77], "bf16")
     )
 
 
-@pytest.mark.parametrize("source", ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("source", ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "int8", "int4 64"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_spoils_its_own_row_only(isa: Any, two: Any, source: str, value: float) -> None:
     x = inputs(9, 256)
@@ -267,7 +347,7 @@ def test_a_value_that_is_not_finite_spoils_its_own_row_only(isa: Any, two: Any, 
     np.testing.assert_array_equal(np.delete(out, 4, 0), np.delete(clean, 4, 0))
 
 
-@pytest.mark.parametrize("source", [*FLOATS, *QUANTIZED])
+@pytest.mark.parametrize("source", [*FLOATS, *QUANTIZED, *NEW])
 def test_embed_reads_rows_of_the_pack(isa: Any, pool: Any, source: str) -> None:
     n, k = 100, 768
     weight = packed(isa, pool, source, n, k)

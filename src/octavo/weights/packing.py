@@ -55,10 +55,10 @@ def pack_weights(
     return packed
 
 
-def job(tensor: Tensor, floats: str) -> tuple[str, str, Any, int, int]:
+def job(tensor: Tensor, floats: str) -> tuple[str, str, Any, int, int, int]:
     target = floats if tensor.format in FLOAT_FORMATS else _native.default_format(tensor.format)
     n, k = tensor.shape
-    return (target, tensor.format, tensor.data.reshape(-1), n, k)
+    return (target, tensor.format, tensor.data.reshape(-1), n, k, 0)
 
 
 def batches(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:

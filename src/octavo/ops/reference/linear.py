@@ -7,7 +7,7 @@ computes; a kernel may differ from them by the rounding of its float32 sums only
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from octavo.ops.reference.numbers import Values, round_to
 
 ACTIVATION_GROUP = 32  # values along K whose activation scales are multiples of one
 ACTIVATION_HALF = 16  # values along K that share an activation scale
+ACTIVATION_SPAN = 64  # or so many, with weights that have a scale for each output
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,15 @@ class Bf16Weight:
 class QuantizedWeight:
     """w[n, k] = scale[n, k / group] * q[n, k] + minimum[n, k / group], with integer q [N, K] of 4 or 8 bits.
 
-    scale and minimum (None: 0) are [N, K / group]; `group` is a multiple of ACTIVATION_HALF.
+    scale and minimum (None: 0) are [N, K / group]; `group` is a multiple of ACTIVATION_HALF, or K. activations: how
+    those are quantised, with a scale for each half of a group or for each span.
     """
 
     q: npt.NDArray[np.integer[Any]]
     scale: Values
     minimum: Values | None
     group: int
+    activations: Literal["halves", "spans"] = "halves"
 
 
 Weights = Values | Bf16Weight | QuantizedWeight
@@ -72,13 +75,39 @@ def quantize_activations(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt
     return q.astype(np.int8).reshape(x.shape), scale.reshape(*x.shape[:-1], -1)
 
 
+def quantize_spans(
+    x: npt.NDArray[Any], span: int = ACTIVATION_SPAN
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """x [*, K] as int8 q [*, K] and, float32 [*, K / span rounded up], the scale of each span of K.
+
+    In float32: scale = max|x| / 127 and q = x * (1 / scale), rounded to the nearest, halves to even; a reciprocal that
+    overflows counts as 0.
+    """
+    k = x.shape[-1]
+    spans = np.asarray(np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -k % span)]), np.float32)
+    spans = spans.reshape(*x.shape[:-1], -1, span)
+    scale = np.abs(spans).max(axis=-1) / np.float32(127)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        inverse = np.float32(1) / scale
+    inverse = np.where(np.isinf(inverse), np.float32(0), inverse)
+    return np.rint(spans * inverse[..., None]).astype(np.int8).reshape(*x.shape[:-1], -1)[..., :k], scale
+
+
+def quantize_channels(values: npt.NDArray[Any]) -> QuantizedWeight:
+    """values [N, K] in 8 bits with a scale for each output: the whole of K is a span."""
+    q, scale = quantize_spans(values, values.shape[-1])
+    return QuantizedWeight(q, scale.astype(np.float64), None, values.shape[-1], "spans")
+
+
 def linear(x: Values, weight: Weights, bias: Values | None = None) -> Values:
     """x [*, K] times weight [N, K] transposed, plus bias [N], in the arithmetic of the weight's kind."""
     if isinstance(weight, QuantizedWeight):
-        q, scale = quantize_activations(x)
         # Sums of products within a group are exact integers, and scales are applied to them: in float64 that equals
         # multiplying what both sides stand for.
-        x = q.astype(np.float64) * np.repeat(scale.astype(np.float64), ACTIVATION_HALF, axis=-1)
+        spans = weight.activations == "spans"
+        q, scale = quantize_spans(x) if spans else quantize_activations(x)
+        repeated = np.repeat(scale.astype(np.float64), ACTIVATION_SPAN if spans else ACTIVATION_HALF, axis=-1)
+        x = q.astype(np.float64) * repeated[..., : x.shape[-1]]
     elif isinstance(weight, Bf16Weight):
         x = round_to(x, "bf16")
     product = x @ dequantize(weight).T
