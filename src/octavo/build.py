@@ -38,8 +38,9 @@ from octavo.text.detokenizer import Detokenizer
 from octavo.text.gguf_tokenizer import tokenizer_from_gguf
 from octavo.text.tokenizer import Tokenizer, tokenizer_from_folder
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
-from octavo.weights.packing import float_format, pack_weights
+from octavo.weights.packing import pack_weights
 from octavo.weights.passes import check_head, load_weights
+from octavo.weights.quantization import Target, choose_targets, exceptions, float_format, packed_bytes
 from octavo.weights.sources import ModelSource, resolve
 from octavo.weights.tensor import Tensor, dequantize
 
@@ -69,6 +70,7 @@ class LoadedModel:
     created: int
     max_logprobs: int
     cache_bytes: int
+    weight_bytes: int
 
     @property
     def max_model_len(self) -> int:
@@ -149,6 +151,7 @@ def build(config: EngineConfig) -> LoadedModel:
     max_rows = max(config.max_num_seqs, MAX_N)  # what sequences leave of them, drafts may take
     speculation = config.speculative_config
     floats = float_format(config.dtype, tensors)
+    targets = choose_targets(tensors, floats, config.quantization, config.quantization_group_size)
     kv_type = floats  # keys and values are kept in the type that the model computes in
     scheduling = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
@@ -162,7 +165,7 @@ def build(config: EngineConfig) -> LoadedModel:
         kv_dtype=kv_type,
     )
     available = available_memory()
-    check_weights_fit(sum(tensor.data.nbytes for tensor in tensors.values()), available)
+    check_weights_fit(packed_bytes(tensors, targets), available)
     # A cache that is refused although nothing else takes memory need not wait for the weights.
     plan_pool(config, model, kv_type, available, 0, lambda longest: 0, max_model_len)
     defaults = sampling_defaults(checkpoint, config)
@@ -172,7 +175,7 @@ def build(config: EngineConfig) -> LoadedModel:
         if checkpoint.kind == "folder" or config.tokenizer is not None:
             reading.result()  # quick, and what is wrong with it is said before any weight is read
         # A GGUF file's tokenizer has to be built, which takes about as long as packing the weights of a small model.
-        weights = pack_weights(tensors, floats, isa, pool)
+        weights = pack_weights(tensors, targets, isa, pool)
         tokenizer = reading.result()
 
     groups = model.config.cache_groups
@@ -226,7 +229,18 @@ def build(config: EngineConfig) -> LoadedModel:
         seed=config.seed,
         takes_priority=config.scheduling_policy == "priority",
     )
-    report(source, model, tensors, isa.name, threads, weight_bytes(weights), plan, time.monotonic() - started)
+    report(
+        config,
+        source,
+        model,
+        tensors,
+        targets,
+        isa.name,
+        threads,
+        weight_bytes(weights),
+        plan,
+        time.monotonic() - started,
+    )
     return LoadedModel(
         engine=engine,
         tokenizer=tokenizer,
@@ -238,6 +252,7 @@ def build(config: EngineConfig) -> LoadedModel:
         created=int(time.time()),
         max_logprobs=sampling.max_logprobs,
         cache_bytes=plan.bytes,
+        weight_bytes=weight_bytes(weights),
     )
 
 
@@ -246,7 +261,7 @@ def check_format(checkpoint: Checkpoint, config: EngineConfig) -> None:
     found = "gguf" if checkpoint.kind == "gguf" else "safetensors"
     if config.load_format not in ("auto", found):
         raise ConfigError(f"load_format = {config.load_format}, but {checkpoint.path} holds {found}; leave it out.")
-    if config.quantization not in (None, found):
+    if config.quantization == "gguf" and found != "gguf":
         raise ConfigError(f"quantization = {config.quantization}, but {checkpoint.path} holds {found}; leave it out.")
 
 
@@ -339,9 +354,11 @@ def sampling_defaults(checkpoint: Checkpoint, config: EngineConfig) -> dict[str,
 
 
 def report(
+    config: EngineConfig,
     source: ModelSource,
     model: Model,
     tensors: Mapping[str, Tensor],
+    targets: Mapping[str, Target],
     isa: str,
     threads: int,
     weights: int,
@@ -350,6 +367,12 @@ def report(
 ) -> None:
     formats = [tensor.format for tensor in tensors.values() if len(tensor.shape) > 1]
     most = max(sorted(set(formats)), key=formats.count)
+    if config.quantization in ("int8", "int4"):
+        most += f" as {config.quantization}"
+    elif config.quantization == "none":
+        most += f" as {targets['embed'].format}"
+    for sentence in exceptions(tensors, targets, config.quantization, config.quantization_group_size):
+        logger.info(sentence)
     logger.info(
         "%s (%s, mostly %s) on %s with %d threads: weights %.2f GiB, KV pool %.2f GiB = %s blocks = %s tokens, "
         "longest context %d, ready in %.2f s",

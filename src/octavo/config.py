@@ -15,6 +15,7 @@ from octavo.errors import ConfigError
 Parse = Callable[[Any], Any]
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+QUANTIZATIONS = ("auto", "none", "int8", "int4", "gguf")  # gguf: as auto, of a file that must be one
 LATER_QUANTIZATIONS = (
     "awq",
     "gptq",
@@ -23,7 +24,6 @@ LATER_QUANTIZATIONS = (
     "bitsandbytes",
     "marlin",
     "compressed-tensors",
-    "int8",
     "torchao",
 )
 
@@ -116,6 +116,16 @@ def choice(allowed: tuple[str, ...], later: tuple[str, ...] = ()) -> Parse:
     return parse
 
 
+def one_of_numbers(*allowed: int) -> Parse:
+    def parse(value: Any) -> int:
+        for number in allowed:
+            if value == number or value == str(number):
+                return number
+        raise ValueError(f"must be {_one_of(tuple(map(str, allowed)))}")
+
+    return parse
+
+
 def one_device(value: Any) -> int:
     number: int = whole_number(1)(value)
     if number > 1:
@@ -139,6 +149,11 @@ def memory_size(value: Any) -> int:
 
 def optional(parse: Parse, *none_words: str) -> Parse:
     return lambda value: None if value is None or value in none_words else parse(value)
+
+
+def or_default(default: str, parse: Parse) -> Parse:
+    """None, with which vLLM's callers leave a choice open, is `default`."""
+    return lambda value: parse(default if value is None else value)
 
 
 def context_length(value: Any) -> int:
@@ -255,10 +270,14 @@ class EngineConfig(Options):
         "auto", "Format of the weights: auto, safetensors or gguf.", choice(("auto", "safetensors", "gguf"))
     )
     dtype: str = option("auto", "Type that weights are kept in; auto follows the model.", choice(DTYPES))
-    quantization: str | None = option(
-        None,
-        "Quantisation of the weights; a GGUF file's own is used as it is. Others are not implemented yet.",
-        optional(choice(("gguf",), later=LATER_QUANTIZATIONS)),
+    quantization: str = option(
+        "auto",
+        "auto: weights stay as their file has them; none: quantised ones are widened to dtype; int8: quantised at load "
+        "with a scale per output; int4: in groups.",
+        or_default("auto", choice(QUANTIZATIONS, later=LATER_QUANTIZATIONS)),
+    )
+    quantization_group_size: int = option(
+        32, "Values that share a scale with quantization int4: 32, 64 or 128.", one_of_numbers(32, 64, 128)
     )
     trust_remote_code: bool = option(
         False, "Accepted for compatibility; code in a model's folder is never run.", boolean

@@ -16,7 +16,7 @@ from octavo.engine.request import Sequence
 
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
 BEST = ISAS[0]
-FORMATS = ["float32", "bfloat16", "float16", *GGUF_FORMATS]
+FORMATS = ["float32", "bfloat16", "float16", *GGUF_FORMATS, "int8", "int4", "int4 of 128", "none"]
 
 
 def checkpoint(folder: Path, name: str, length: int) -> Path:
@@ -30,6 +30,11 @@ def checkpoint(folder: Path, name: str, length: int) -> Path:
 def source(folder: Path, kind: str) -> tuple[Path, dict[str, Any]]:
     if kind in GGUF_FORMATS:
         return write_gguf(folder / f"{kind}.gguf", kind), {}
+    if kind in ("none", "int4 of 128"):  # whose columns have such groups
+        options = {"quantization": kind.split()[0], "quantization_group_size": 128}
+        return write_gguf(folder / f"{kind}.gguf", "Q4_K"), options
+    if kind in ("int8", "int4"):
+        return checkpoint(folder, "gemma3", 4096), {"quantization": kind}
     return checkpoint(folder, "gemma3", 4096), {"dtype": kind}
 
 

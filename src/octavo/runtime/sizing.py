@@ -61,7 +61,7 @@ def check_weights_fit(needed: int, available: int) -> None:
     if needed > available:
         raise ConfigError(
             f"The weights take {needed / GIB:.1f} GiB and {available / GIB:.1f} GiB of memory are available; "
-            "use a smaller or a quantised version of the model."
+            "use a smaller version of the model, or a smaller --quantization: int8, int4."
         )
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
+from octavo.weights.quantization import Target
 from octavo.weights.tensor import Tensor, dequantize
 
-FLOAT_FORMATS = ("f32", "f16", "bf16")
 # Below this a model packs in about a second, and a bar would only flicker.
 PROGRESS_BYTES = 1 << 30
 Packed = _native.PackedWeight | NDArray[np.float32]
@@ -22,32 +22,15 @@ Packed = _native.PackedWeight | NDArray[np.float32]
 BATCH_BYTES = 1 << 28
 
 
-def float_format(dtype: str, tensors: Mapping[str, Tensor]) -> str:
-    """The packed type of floating point matrices for `--dtype`.
-
-    auto keeps the type that most of them are stored in, except that float32 becomes bfloat16, as peers do; a file
-    without any gets bfloat16.
-    """
-    names = {"half": "f16", "float16": "f16", "bfloat16": "bf16", "float": "f32", "float32": "f32"}
-    if dtype != "auto":
-        return names[dtype]
-    stored = [tensor.format for tensor in tensors.values() if len(tensor.shape) > 1 and tensor.format in FLOAT_FORMATS]
-    most = max(sorted(set(stored)), key=stored.count) if stored else "bf16"
-    return "bf16" if most == "f32" else most
-
-
 def pack_weights(
-    tensors: Mapping[str, Tensor], floats: str, isa: _native.KernelTable, pool: _native.ThreadPool
+    tensors: Mapping[str, Tensor], targets: Mapping[str, Target], isa: _native.KernelTable, pool: _native.ThreadPool
 ) -> dict[str, Packed]:
-    """Each matrix [n, k] packed for `isa`, each vector as a float32 array.
-
-    floats: the packed type of floating point matrices. Quantised matrices keep their bits; see _native.default_format.
-    """
+    """Each matrix [n, k] packed as its target for `isa`, each vector as a float32 array."""
     total = sum(tensor.data.nbytes for tensor in tensors.values())
     packed: dict[str, Packed] = {}
     with progress(total) as done:
         for batch in batches(tensors):
-            jobs = {name: job(tensor, floats) for name, tensor in batch.items() if len(tensor.shape) > 1}
+            jobs = {name: job(tensor, targets[name]) for name, tensor in batch.items() if name in targets}
             packed.update(zip(jobs, _native.pack_all(isa, pool, list(jobs.values())), strict=True))
             vectors = {name: tensor for name, tensor in batch.items() if name not in jobs}
             packed.update((name, np.ascontiguousarray(dequantize(tensor))) for name, tensor in vectors.items())
@@ -55,10 +38,9 @@ def pack_weights(
     return packed
 
 
-def job(tensor: Tensor, floats: str) -> tuple[str, str, Any, int, int, int]:
-    target = floats if tensor.format in FLOAT_FORMATS else _native.default_format(tensor.format)
+def job(tensor: Tensor, target: Target) -> tuple[str, str, Any, int, int, int]:
     n, k = tensor.shape
-    return (target, tensor.format, tensor.data.reshape(-1), n, k, 0)
+    return (target.format, tensor.format, tensor.data.reshape(-1), n, k, target.group)
 
 
 def batches(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
