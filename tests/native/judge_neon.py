@@ -52,8 +52,9 @@ def judge_dispatch(folder: Path) -> int:
     if QEMU is None:
         return 2
     program = folder / "check_dispatch"
-    sources = [HERE / "check_dispatch.cpp", NATIVE / "dispatch.cpp", *(folder / f"{table}.o" for table in PROCESSORS)]
-    command = [arm_compiler(), "-std=c++20", "-static", f"-I{NATIVE}", *map(str, sources), "-o", str(program)]
+    sources = [HERE / "check_dispatch.cpp", NATIVE / "dispatch.cpp"]
+    objects = [folder / f"{name}.o" for name in (*PROCESSORS, "plan")]  # of the tables' programs
+    command = [arm_compiler(), "-std=c++20", "-static", f"-I{NATIVE}", *map(str, sources + objects), "-o", str(program)]
     subprocess.run(command, check=True)
     given = {table: emulate(program, processor).stdout.strip() for table, processor in PROCESSORS.items()}
     print("dispatch: " + ", ".join(f"{PROCESSORS[table]} gets {name}" for table, name in given.items()))

@@ -15,7 +15,7 @@ from octavo.ops.reference.numbers import round_to
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
 POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2)}
 TYPES = ["f32", "f16", "bf16"]
-PAIRED = ("avx512_bf16", "scalar")  # levels that multiply pairs of bf16, or do as if
+PAIRED = ("avx512_bf16", "neon_i8mm", "scalar")  # levels that multiply pairs of bf16, or do as if
 
 
 @dataclass
