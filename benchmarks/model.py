@@ -169,9 +169,11 @@ class Bench:
         steps = self.steps(count, PROMPT, number + before)
         return [step for step in steps if [tokens for tokens, _ in step.parts] == [1] * count][:number]
 
-    def figures(self, steps: list[Step]) -> dict[str, Any]:
-        """Shares of one run; limits are measured right after it."""
+    def figures(self, run: Callable[[], list[Step]]) -> dict[str, Any]:
+        """Shares of one run, of the limits before it or after it, whichever are higher: other work takes from both."""
         limits = self.limits()
+        steps = run()
+        limits = {name: max(rate, limits[name]) for name, rate in self.limits().items()}
         least, spent = Counter[str](), Counter[str]()
         for step in steps:
             least.update(self.model.least_seconds(step, limits))
@@ -228,7 +230,7 @@ def main() -> None:
     load = Load(os.getpid())
     for turn in range(args.repeat + 1):  # the first touches pages, and does not count
         for name, run in work.items():
-            figures = bench.figures(run())
+            figures = bench.figures(run)
             if turn:
                 runs[name].append(figures)
     results = {

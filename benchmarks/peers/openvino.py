@@ -22,9 +22,8 @@ class OpenVino(Engine):
         scheduler.cache_size = int(options.pop("cache", 2))
         scheduler.max_num_seqs, scheduler.max_num_batched_tokens = 128, 512  # as octavo's defaults
         scheduler.dynamic_split_fuse = scheduler.enable_prefix_caching = True
-        self.pipeline = genai.ContinuousBatchingPipeline(
-            model, scheduler, "CPU", **{"INFERENCE_NUM_THREADS": threads, **options}
-        )
+        properties = {"INFERENCE_NUM_THREADS": threads, **options}
+        self.pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
         self.name, self.vocab, self.ids = f"OpenVINO GenAI {version('openvino-genai')}", 0, itertools.count()
 
     def run(self, requests: list[Request], shared: int, clock: Clock) -> None:
