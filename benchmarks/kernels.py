@@ -27,7 +27,12 @@ SOURCES = {
     "q4_0": "i4",
     "q4_1": "i4",
     "q4_k": "i4k",
+    "int8": "i8c",
+    "int4": "i4",
+    "int4/64": "i4",
+    "int4/128": "i4",
 }
+GROUPS = {"int4": 32, "int4/64": 64, "int4/128": 128}  # quantised at load, from float16
 BLOCKS = {
     "f32": (1, 4),
     "f16": (1, 2),
@@ -42,10 +47,12 @@ BLOCKS = {
 
 def weights(isa: Any, pool: Any, source: str, n: int, k: int, total: int) -> list[Any]:
     """As many matrices as make `total` bytes. All bits are zero: no kernel looks at the values."""
-    values, size = BLOCKS[source]
+    stored = "f16" if source.startswith("int") else source
+    values, size = BLOCKS[stored]
     data = np.zeros(n * k // values * size, np.uint8)
-    first = _native.pack(isa, pool, SOURCES[source], source, data, n, k)
-    return [first] + [_native.pack(isa, pool, SOURCES[source], source, data, n, k) for _ in range(total // first.bytes)]
+    job = (SOURCES[source], stored, data, n, k, GROUPS.get(source, 0))
+    first = _native.pack(isa, pool, *job)
+    return [first] + [_native.pack(isa, pool, *job) for _ in range(total // first.bytes)]
 
 
 def main() -> None:
@@ -96,7 +103,7 @@ def main() -> None:
                 }
             )
             print(
-                f"{source:>5} M={rows:<4} {seconds * 1e6:9.1f} us"
+                f"{source:>8} M={rows:<4} {seconds * 1e6:9.1f} us"
                 f"  {bandwidth / 1e9:6.1f} GB/s = {bandwidth / read:6.1%} of {read / 1e9:5.1f}"
                 f"   {arithmetic / 1e9:7.1f} GFLOP/s = {arithmetic / fma:6.1%} of {fma / 1e9:6.1f}",
                 flush=True,
