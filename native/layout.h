@@ -6,7 +6,7 @@
 //   i8, i4:       a group          scales [panel] f16, minima [panel] f16 where there are any, quads
 //   with a super group (256 values): scales [panel] f16, minima [panel] f16 where there are any, then for each group of it
 //                                  int8 [panel] that multiply those scales, int8 [panel] that multiply the minima, quads
-//   i8c:          a span           quads, zero points where k ends; behind the last step stand the scales [panel] float32
+//   i8c:          a span           scales [panel] float32, quads, zero points where k ends
 // The quads of i8 and i8c are [group / 4][panel][4]. Those of i4 are [group / 8][panel][4]: the low nibbles are quad 2 i, the high ones
 // 2 i + 1. Quad i is values 4 i to 4 i + 3 of the group or, in i4 of a level with `paired_halves`, of every 32 values 2 i, 2 i + 1,
 // 16 + 2 i and 17 + 2 i.
@@ -36,7 +36,7 @@ static constexpr int step_values(Format format, int group, bool super) {
 }
 static constexpr int64_t step_bytes(Format format, int panel, int group, bool minimum, bool super) {
     return is_float(format)        ? int64_t{panel} * (format == Format::f16 ? 2 : 4)
-           : format == Format::i8c ? quad_bytes(format, panel, kActSpan)
+           : format == Format::i8c ? int64_t{4} * panel + quad_bytes(format, panel, kActSpan)
            : super                 ? super_bytes(format, panel, group, minimum)
                                    : group_bytes(format, panel, group, minimum, false);
 }

@@ -228,27 +228,33 @@ int32_t round_even(float value) { return static_cast<int32_t>(f32_to_bits(value 
 
 bool is_finite(f16 half) { return (half & 0x7c00u) != 0x7c00u; }
 
-// The values of one column as integers under its largest: a panel's column of i8c. False: a value is not finite.
-bool write_channel(const PackedWeight& weight, std::byte* panel, int column, const float* values) {
+// The values [k, k + count) of a column as integers, each span under its largest value: i8c. False: a value is not finite.
+bool write_spans(const PackedWeight& weight, std::byte* panel, int column, int64_t k, int count, const float* values) {
     const PackedWeight w = weight;  // a copy, as in write_integers
-    float largest = 0.0f, check = 0.0f;
-    for (int i = 0; i < w.k; ++i) {
-        largest = std::max(largest, std::fabs(values[i]));
-        check += values[i] * 0.0f;
-    }
-    const float scale = largest / 127.0f;
-    const float inverse = scale > 0.0f && std::isfinite(1.0f / scale) ? 1.0f / scale : 0.0f;
-    const int64_t quads = steps_of(w) * (kActSpan / 4);
-    for (int64_t quad = 0; quad < quads; ++quad) {
-        uint32_t bytes = 0;
-        for (int i = 0; i < 4; ++i) {
-            const int64_t k = 4 * quad + i;
-            const int32_t q = k < w.k ? round_even(values[k] * inverse) : 0;
-            bytes |= static_cast<uint32_t>(q + kChannelZero) << (8 * i);
+    const int64_t bytes = step_bytes(w.format, w.panel, 0, false, false);
+    float check = 0.0f;
+    for (int first = 0; first < count; first += kActSpan) {
+        const int end = std::min(count, first + kActSpan);
+        float largest = 0.0f;
+        for (int i = first; i < end; ++i) {
+            largest = std::max(largest, std::fabs(values[i]));
+            check += values[i] * 0.0f;
         }
-        std::memcpy(panel + (quad * w.panel + column) * 4, &bytes, 4);
+        const float scale = largest / 127.0f;
+        const float inverse = scale > 0.0f && std::isfinite(1.0f / scale) ? 1.0f / scale : 0.0f;
+        std::byte* p = panel + (k + first) / kActSpan * bytes;
+        std::memcpy(p + 4 * column, &scale, 4);
+        p += 4 * w.panel;
+        for (int quad = 0; quad < kActSpan / 4; ++quad) {
+            uint32_t four = 0;
+            for (int j = 0; j < 4; ++j) {
+                const int i = first + 4 * quad + j;
+                const int32_t q = i < end ? round_even(values[i] * inverse) : 0;
+                four |= static_cast<uint32_t>(q + kChannelZero) << (8 * j);
+            }
+            std::memcpy(p + (quad * w.panel + column) * 4, &four, 4);
+        }
     }
-    std::memcpy(panel + quads * w.panel * 4 + 4 * column, &scale, 4);
     return check == 0.0f;
 }
 
@@ -326,7 +332,6 @@ PackedWeight describe(const KernelTable* table, const PackJob& job) {
         w.has_minimum = type.minimum;
     }
     w.panel_bytes = steps_of(w) * step_bytes(format, w.panel, w.group, w.has_minimum, w.super_group != 0);
-    if (format == Format::i8c) w.panel_bytes += int64_t{4} * w.panel;
     w.bytes = (n + w.panel - 1) / w.panel * w.panel_bytes;
     return w;
 }
@@ -365,17 +370,6 @@ bool pack_panel(const PackedWeight& w, bool paired, const PackJob& job, int64_t 
     std::byte* out = w.data + panel * w.panel_bytes;
     Chunk chunk;
     bool held = true;
-    if (w.format == Format::i8c) {  // a column at a time, for its largest value
-        floats.resize(static_cast<size_t>(job.k));
-        for (int column = 0; column < columns; ++column) {
-            for (int64_t at = 0; at < job.k; at += kSuper) {
-                const int count = static_cast<int>(std::min<int64_t>(kSuper, job.k - at));
-                read_floats(job.source, first + column * row_bytes + at / type.values * type.bytes, count, floats.data() + at);
-            }
-            held &= write_channel(w, out, column, floats.data());
-        }
-        return held;
-    }
     floats.resize(static_cast<size_t>(w.panel) * kSuper);
     for (int64_t at = 0; at < job.k; at += kSuper) {
         const int count = static_cast<int>(std::min<int64_t>(kSuper, job.k - at));
@@ -385,6 +379,10 @@ bool pack_panel(const PackedWeight& w, bool paired, const PackJob& job, int64_t 
                 read_floats(job.source, p, count, floats.data() + column * kSuper);
             } else if (is_new(job)) {
                 read_floats(job.source, p, count, floats.data());
+                if (w.format == Format::i8c) {
+                    held &= write_spans(w, out, column, at, count, floats.data());
+                    continue;
+                }
                 for (int group = 0; group < count / w.group; ++group)
                     held &= quantize_nibbles(floats.data() + group * w.group, w.group, chunk.q + group * w.group, chunk.scale[group],
                                              chunk.minimum[group]);

@@ -265,7 +265,8 @@ static inline void read_row(const PackedWeight& w, int64_t row, float factor, fl
             continue;
         }
         if (w.format == Format::i8c) {
-            const float scale = reinterpret_cast<const float*>(panel + steps_of(w) * bytes)[column];
+            const float scale = reinterpret_cast<const float*>(p)[column];
+            p += 4 * w.panel;
             for (const int end = k + values < w.k ? k + values : w.k; k < end; ++k) {
                 const int q = static_cast<int>(p[(k % kActSpan / 4 * w.panel + column) * 4 + k % 4]) - w.zero;
                 out[k] = factor * (scale * static_cast<float>(q));

@@ -19,7 +19,6 @@ struct Tile {
     int64_t steps;
     float* sums;  // [rows][kPanel]
     bool first;   // of the blocks of K: sums are zero, and not yet written
-    bool last;    // of them
     int zero;
 };
 
@@ -216,7 +215,7 @@ struct IntTile {
     }
 };
 
-// 8-bit weights with a scale per column, which waits until K ends: sum += act_scale * dot for every span, and nothing but dot products of
+// 8-bit weights and activations with a scale per span: sum += scale * (act_scale * dot) for every span, and nothing but dot products of
 // integers within.
 struct ChannelTile {
     using Dot = DotU8;
@@ -227,7 +226,7 @@ struct ChannelTile {
 
     template <int R, int V>
     static inline void run(const Tile& t, int vector) {
-        const std::byte* w = t.w + vector * W * 4;
+        const std::byte* w = t.w + 4 * kPanel + vector * W * 4;  // a vector of scales is as long as one of quads
         const std::byte* a = t.a;
         const int64_t a_stride = t.a_stride;
         for (int64_t step = 0; step < t.steps; ++step, w += kStepBytes, a += kActStep) {
@@ -250,24 +249,19 @@ struct ChannelTile {
                     for (int v = 0; v < V; ++v) Dot::mac(acc[r][v], weight[v], operand);
                 }
             }
+            const float* scales = reinterpret_cast<const float*>(w - 4 * kPanel);
             OCTAVO_UNROLL
             for (int r = 0; r < R; ++r) {
-                const vf scale = set1(bits_to_f32(static_cast<uint32_t>(load_32(a + r * a_stride + kActValues))));
+                const vf act_scale = set1(bits_to_f32(static_cast<uint32_t>(load_32(a + r * a_stride + kActValues))));
                 OCTAVO_UNROLL
                 for (int v = 0; v < V; ++v) {
                     // The float32 sums stay in memory: the integers take the registers.
                     float* sum = t.sums + r * kPanel + (vector + v) * W;
-                    store(sum, fma(scale, to_f32(acc[r][v]), t.first && step == 0 ? zero() : load(sum)));
+                    const vf before = t.first && step == 0 ? zero() : load(sum);
+                    store(sum, fma(load(scales + v * W), mul(act_scale, to_f32(acc[r][v])), before));
                 }
             }
         }
-        if (!t.last) return;
-        const float* scales = reinterpret_cast<const float*>(w);  // a vector of them is as long as one of quads
-        for (int r = 0; r < R; ++r)
-            for (int v = 0; v < V; ++v) {
-                float* sum = t.sums + r * kPanel + (vector + v) * W;
-                store(sum, mul(load(scales + v * W), load(sum)));
-            }
     }
 };
 
@@ -335,7 +329,7 @@ static void panel_sums(const PackedWeight& weight, int64_t panel, const std::byt
         for (int tile = 0; tile < tiles; ++tile) {
             const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
             run_tile<T>(last - first, {w + step * T::kStepBytes, x + first * x_stride + step * T::kActStep, x_stride, count,
-                                       sums + first * kPanel, step == 0, step + count == steps, weight.zero});
+                                       sums + first * kPanel, step == 0, weight.zero});
         }
     }
 }

@@ -30,7 +30,7 @@ class Bf16Weight:
 class QuantizedWeight:
     """w[n, k] = scale[n, k / group] * q[n, k] + minimum[n, k / group], with integer q [N, K] of 4 or 8 bits.
 
-    scale and minimum (None: 0) are [N, K / group]; `group` is a multiple of ACTIVATION_HALF, or K. activations: how
+    scale and minimum (None: 0) are [N, K / group]; `group` is a multiple of ACTIVATION_HALF; the last may be cut short. activations: how
     those are quantised, with a scale for each half of a group or for each span.
     """
 
@@ -49,7 +49,8 @@ def dequantize(weight: Weights) -> Values:
     if isinstance(weight, Bf16Weight):
         return weight.values
     if isinstance(weight, QuantizedWeight):
-        values = weight.q.astype(np.float64) * np.repeat(weight.scale, weight.group, axis=-1)
+        k = weight.q.shape[-1]
+        values = weight.q.astype(np.float64) * np.repeat(weight.scale, weight.group, axis=-1)[..., :k]
         return values if weight.minimum is None else values + np.repeat(weight.minimum, weight.group, axis=-1)
     return np.asarray(weight, np.float64)
 
@@ -83,7 +84,7 @@ def quantize_spans(
     In float32: scale = max|x| / 127 and q = x * (1 / scale), rounded to the nearest, halves to even; a reciprocal that
     overflows counts as 0.
     """
-    k = x.shape[-1]
+    k, span = x.shape[-1], ACTIVATION_SPAN
     spans = np.asarray(np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -k % span)]), np.float32)
     spans = spans.reshape(*x.shape[:-1], -1, span)
     scale = np.abs(spans).max(axis=-1) / np.float32(127)
@@ -93,10 +94,10 @@ def quantize_spans(
     return np.rint(spans * inverse[..., None]).astype(np.int8).reshape(*x.shape[:-1], -1)[..., :k], scale
 
 
-def quantize_channels(values: npt.NDArray[Any]) -> QuantizedWeight:
-    """values [N, K] in 8 bits with a scale for each output: the whole of K is a span."""
-    q, scale = quantize_spans(values, values.shape[-1])
-    return QuantizedWeight(q, scale.astype(np.float64), None, values.shape[-1], "spans")
+def quantize_weights(values: npt.NDArray[Any]) -> QuantizedWeight:
+    """values [N, K] in 8 bits with a scale for each span of K, as activations have them."""
+    q, scale = quantize_spans(values)
+    return QuantizedWeight(q, scale.astype(np.float64), None, ACTIVATION_SPAN, "spans")
 
 
 def linear(x: Values, weight: Weights, bias: Values | None = None) -> Values:
