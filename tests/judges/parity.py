@@ -25,6 +25,9 @@ TEXTS = sorted((Path(__file__).parents[1] / "data").glob("*.txt"))
 LEAST_TOKENS = 2000
 MAX_KL = 0.01  # nats, the mean over positions
 MAX_PERPLEXITY_RATIO = 1.01
+# --quantization and its group size; the first is what the others are held against.
+QUANTIZATIONS = (("none", 32), ("auto", 32), ("int8", 32), ("int4", 32))
+MAX_INT8_RATIO = 1.01  # of the perplexity of int8 to that of bfloat16
 BYSTANDERS = 4  # requests that are decoded at the same time
 
 
@@ -34,6 +37,13 @@ def run(options: argparse.Namespace) -> Verdict:
         "| model | dtype | tokens | steps | mean KL | 99 % | max | same best | perplexity | of float32 | ratio | |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
+    quantized = [
+        "",
+        "The same of `--quantization`, from the same file; the last ratio is to the perplexity of `none`, in bfloat16:",
+        "",
+        "| model | quantization | weights | mean KL | 99 % | same best | perplexity | of none | |",
+        "|---|---|--:|--:|--:|--:|--:|--:|---|",
+    ]
     passed = True
     for name in options.model or MODELS:
         with tempfile.TemporaryDirectory() as temporary:
@@ -42,11 +52,20 @@ def run(options: argparse.Namespace) -> Verdict:
             prompts = tokenize(model)
             reference = ask(options.oracle, model, prompts, folder)
             for dtype in options.dtype:
-                figures = measure(model, dtype, prompts, reference)
+                figures = measure(EngineConfig(model=model, dtype=dtype), prompts, reference)
                 print(figures.row(name, dtype), flush=True)
                 lines.append(figures.row(name, dtype))
                 passed &= figures.passed
-    return Verdict(passed, lines)
+            wide = 0.0
+            for kind, group in QUANTIZATIONS:
+                config = EngineConfig(model=model, quantization=kind, quantization_group_size=group)
+                figures = measure(config, prompts, reference)
+                wide = wide or figures.perplexity
+                fine = kind != "int8" or figures.perplexity <= MAX_INT8_RATIO * wide
+                quantized.append(figures.quantized_row(name, kind, wide, fine))
+                print(quantized[-1], flush=True)
+                passed &= fine
+    return Verdict(passed, lines + quantized)
 
 
 def ask(
@@ -72,11 +91,11 @@ def tokenize(model: str) -> dict[str, list[int]]:
 
 
 def measure(
-    path: str, dtype: str, prompts: dict[str, list[int]], reference: dict[str, npt.NDArray[np.float32]]
+    config: EngineConfig, prompts: dict[str, list[int]], reference: dict[str, npt.NDArray[np.float32]]
 ) -> Figures:
-    """Runs all texts at once, in company, with the default options but for `dtype`."""
-    model = build(EngineConfig(model=path, dtype=dtype))
-    figures = Figures()
+    """Runs all texts at once, in company."""
+    model = build(config)
+    figures = Figures(weight_bytes=model.weight_bytes)
     model.engine.runner = Comparer(model.engine.runner, prompts, reference, figures)
     add_bystanders(model)
     for name, ids in prompts.items():
@@ -101,6 +120,7 @@ def add_bystanders(model: LoadedModel) -> None:
 class Figures:
     """One entry a position that has a next token in its text."""
 
+    weight_bytes: int = 0
     steps: int = 0
     kl: list[float] = field(default_factory=list)
     same_best: list[bool] = field(default_factory=list)
@@ -136,6 +156,13 @@ class Figures:
             f"| {np.percentile(self.kl, 99):.4f} | {max(self.kl):.4f} "
             f"| {np.mean(self.same_best):.1%} | {self.perplexity:.4f} | {self.reference_perplexity:.4f} "
             f"| {self.ratio:.4f} | {'pass' if self.passed else 'FAIL'} |"
+        )
+
+    def quantized_row(self, name: str, kind: str, wide: float, fine: bool) -> str:
+        return (
+            f"| {name} | {kind} | {self.weight_bytes / 1e6:.0f} MB | {np.mean(self.kl):.5f} "
+            f"| {np.percentile(self.kl, 99):.4f} | {np.mean(self.same_best):.1%} | {self.perplexity:.4f} "
+            f"| {self.perplexity / wide:.4f} | {'pass' if fine else 'FAIL'} |"
         )
 
 
