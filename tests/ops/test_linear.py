@@ -18,8 +18,8 @@ from octavo.ops.reference.linear import (
     dequantize,
     linear,
     quantize_activations,
-    quantize_weights,
     quantize_spans,
+    quantize_weights,
 )
 from octavo.ops.reference.numbers import round_to
 
