@@ -272,8 +272,8 @@ class EngineConfig(Options):
     dtype: str = option("auto", "Type that weights are kept in; auto follows the model.", choice(DTYPES))
     quantization: str = option(
         "auto",
-        "auto: weights stay as their file has them; none: quantised ones are widened to dtype; int8: quantised at load; "
-        "int4: the same in groups.",
+        "auto: weights stay as their file has them; none: quantised ones are widened to dtype; "
+        "int8, int4: quantised at load.",
         or_default("auto", choice(QUANTIZATIONS, later=LATER_QUANTIZATIONS)),
     )
     quantization_group_size: int = option(

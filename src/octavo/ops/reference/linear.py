@@ -30,8 +30,8 @@ class Bf16Weight:
 class QuantizedWeight:
     """w[n, k] = scale[n, k / group] * q[n, k] + minimum[n, k / group], with integer q [N, K] of 4 or 8 bits.
 
-    scale and minimum (None: 0) are [N, K / group]; `group` is a multiple of ACTIVATION_HALF; the last may be cut short. activations: how
-    those are quantised, with a scale for each half of a group or for each span.
+    scale and minimum (None: 0) are [N, K / group]; `group` is a multiple of ACTIVATION_HALF; the last may be cut
+    short. activations: how those are quantised, with a scale for each half of a group or for each span.
     """
 
     q: npt.NDArray[np.integer[Any]]
