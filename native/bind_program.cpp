@@ -389,7 +389,7 @@ void bind_program(nb::module_& m) {
         .def("sample", &record_sample)
         .def("call", &record_call);
     m.def("act_of", [](const KernelTable* isa, int format) {
-        require(format >= 0 && format <= static_cast<int>(Format::i8c), "there is no format of this number");
+        require(format >= 0 && format <= static_cast<int>(Format::i8s), "there is no format of this number");
         return static_cast<int>(isa->act_of(static_cast<Format>(format)));
     });
     m.def("act_bytes", [](const KernelTable* isa, int act, int k) {

@@ -185,7 +185,7 @@ void bind_weights(nb::module_& m) {
         .value("i8", Format::i8)
         .value("i4", Format::i4)
         .value("i4k", Format::i4k)
-        .value("i8c", Format::i8c);
+        .value("i8s", Format::i8s);
 
     nb::class_<PackedWeightOwner>(m, "PackedWeight", "A weight [n, k] in the layout of one level's kernels.")
         .def_prop_ro("format", [](const PackedWeightOwner& w) { return w.packed.format; })
@@ -203,7 +203,7 @@ void bind_weights(nb::module_& m) {
            int64_t k, int group) { return pack_all(isa, pool, {{format, source, data, n, k, group}})[0]; },
         nb::arg("isa"), nb::arg("pool"), nb::arg("format"), nb::arg("source"), nb::arg("data").noconvert(), nb::arg("n"), nb::arg("k"),
         nb::arg("group") = 0,
-        "Packs data (uint8, the bytes of a row-major [n, k] tensor of type `source`); format i8c, and i4 with a group of 32, 64 or 128, "
+        "Packs data (uint8, the bytes of a row-major [n, k] tensor of type `source`); format i8s, and i4 with a group of 32, 64 or 128, "
         "quantise it. ValueError where type, format or size do not fit.");
     m.def("pack_all", &pack_all, nb::arg("isa"), nb::arg("pool"), nb::arg("jobs").noconvert(),
           "Packs each (format, source, data, n, k, group) as pack() does. The weights share their memory: it is freed with the last of "

@@ -6,8 +6,8 @@
 //   i8, i4:       a group          scales [panel] f16, minima [panel] f16 where there are any, quads
 //   with a super group (256 values): scales [panel] f16, minima [panel] f16 where there are any, then for each group of it
 //                                  int8 [panel] that multiply those scales, int8 [panel] that multiply the minima, quads
-//   i8c:          a span           scales [panel] float32, quads, zero points where k ends
-// The quads of i8 and i8c are [group / 4][panel][4]. Those of i4 are [group / 8][panel][4]: the low nibbles are quad 2 i, the high ones
+//   i8s:          a span           scales [panel] float32, quads, zero points where k ends
+// The quads of i8 and i8s are [group / 4][panel][4]. Those of i4 are [group / 8][panel][4]: the low nibbles are quad 2 i, the high ones
 // 2 i + 1. Quad i is values 4 i to 4 i + 3 of the group or, in i4 of a level with `paired_halves`, of every 32 values 2 i, 2 i + 1,
 // 16 + 2 i and 17 + 2 i.
 #pragma once
@@ -17,9 +17,9 @@
 namespace octavo {
 
 static constexpr int kSuper = 256;
-static constexpr int kActSpan = 64;  // values of K between two visits to the float32 sums of i8c
+static constexpr int kActSpan = 64;  // values of K between two visits to the float32 sums of i8s
 
-static constexpr bool has_bytes(Format format) { return format == Format::i8 || format == Format::i8c; }
+static constexpr bool has_bytes(Format format) { return format == Format::i8 || format == Format::i8s; }
 static constexpr int64_t quad_bytes(Format format, int panel, int group) { return int64_t{panel} * group / (has_bytes(format) ? 1 : 2); }
 static constexpr int64_t group_bytes(Format format, int panel, int group, bool minimum, bool super) {
     return int64_t{panel} * (minimum ? 2 : 1) * (super ? 1 : 2) + quad_bytes(format, panel, group);
@@ -32,11 +32,11 @@ static constexpr bool is_float(Format format) { return format == Format::f32 || 
 
 // Values of K in a step, and its bytes.
 static constexpr int step_values(Format format, int group, bool super) {
-    return format == Format::bf16 ? 2 : is_float(format) ? 1 : super ? kSuper : format == Format::i8c ? kActSpan : group;
+    return format == Format::bf16 ? 2 : is_float(format) ? 1 : super ? kSuper : format == Format::i8s ? kActSpan : group;
 }
 static constexpr int64_t step_bytes(Format format, int panel, int group, bool minimum, bool super) {
     return is_float(format)        ? int64_t{panel} * (format == Format::f16 ? 2 : 4)
-           : format == Format::i8c ? int64_t{4} * panel + quad_bytes(format, panel, kActSpan)
+           : format == Format::i8s ? int64_t{4} * panel + quad_bytes(format, panel, kActSpan)
            : super                 ? super_bytes(format, panel, group, minimum)
                                    : group_bytes(format, panel, group, minimum, false);
 }
@@ -62,6 +62,6 @@ struct ActSpan {
     float scale;
     int32_t offset;  // what the zero point of the weights adds to a dot product, negated
 };
-static constexpr int kChannelZero = 128;
+static constexpr int kSpanZero = 128;
 
 }  // namespace octavo

@@ -16,8 +16,8 @@ struct Range {
 static inline Range share(int64_t count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
 
 // How a weight is packed. Integer weights are w = scale * q + minimum with unsigned q; `zero` folds a constant minimum of -zero * scale.
-// i8c has 8 bits and a scale per span of 64, as its activations have.
-enum class Format : uint8_t { f32, f16, bf16, i8, i4, i4k, i8c };
+// i8s has 8 bits and a scale per span of 64, as its activations have.
+enum class Format : uint8_t { f32, f16, bf16, i8, i4, i4k, i8s };
 
 // How an activation row is prepared for a weight format; the layout is the ISA's own. q8, q8w: 8-bit integers with a scale per 16; s8: with
 // a scale per span of 64.
@@ -27,7 +27,7 @@ enum class Act : uint8_t { f32, bf16, q8, q8w, s8 };
 struct PackedWeight {
     Format format;
     int32_t n, k;
-    int32_t group;        // K values that share a scale; 0 for floating point formats and i8c
+    int32_t group;        // K values that share a scale; 0 for floating point formats and i8s
     int32_t super_group;  // K values whose scales are f16 times an integer of 8 bits; 0: each scale is an f16 of its own
     int32_t zero;         // constant zero point, where there are no minima
     bool has_minimum;     // a minimum stands beside every scale

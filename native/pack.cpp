@@ -36,7 +36,7 @@ constexpr SourceType kSources[] = {
     {"q5_k", 256, 176, Format::i8, 32, kSuper, 0, true},
     {"q6_k", 256, 210, Format::i8, 16, kSuper, 32, false},
 };
-constexpr const char* kFormats[] = {"f32", "f16", "bf16", "i8", "i4", "i4k", "i8c"};
+constexpr const char* kFormats[] = {"f32", "f16", "bf16", "i8", "i4", "i4k", "i8s"};
 constexpr int kNibbles = 15;    // the largest value of 4 bits
 constexpr int kScaleTries = 5;  // of a group of 4 bits
 
@@ -228,7 +228,7 @@ int32_t round_even(float value) { return static_cast<int32_t>(f32_to_bits(value 
 
 bool is_finite(f16 half) { return (half & 0x7c00u) != 0x7c00u; }
 
-// The values [k, k + count) of a column as integers, each span under its largest value: i8c. False: a value is not finite.
+// The values [k, k + count) of a column as integers, each span under its largest value: i8s. False: a value is not finite.
 bool write_spans(const PackedWeight& weight, std::byte* panel, int column, int64_t k, int count, const float* values) {
     const PackedWeight w = weight;  // a copy, as in write_integers
     const int64_t bytes = step_bytes(w.format, w.panel, 0, false, false);
@@ -250,7 +250,7 @@ bool write_spans(const PackedWeight& weight, std::byte* panel, int column, int64
             for (int j = 0; j < 4; ++j) {
                 const int i = first + 4 * quad + j;
                 const int32_t q = i < end ? round_even(values[i] * inverse) : 0;
-                four |= static_cast<uint32_t>(q + kChannelZero) << (8 * j);
+                four |= static_cast<uint32_t>(q + kSpanZero) << (8 * j);
             }
             std::memcpy(p + (quad * w.panel + column) * 4, &four, 4);
         }
@@ -310,7 +310,7 @@ bool quantize_nibbles(const float* x, int count, uint8_t* q, f16& scale, f16& mi
 }
 
 // Whether a job's values are quantised anew, and not as their file has them.
-bool is_new(const PackJob& job) { return job.format == Format::i8c || job.group != 0; }
+bool is_new(const PackJob& job) { return job.format == Format::i8s || job.group != 0; }
 
 PackedWeight describe(const KernelTable* table, const PackJob& job) {
     const auto& [format, source, data, bytes, n, k, group] = job;
@@ -320,8 +320,8 @@ PackedWeight describe(const KernelTable* table, const PackJob& job) {
     w.n = static_cast<int32_t>(n);
     w.k = static_cast<int32_t>(k);
     w.panel = table->panel_of(format);
-    if (format == Format::i8c) {
-        w.zero = kChannelZero;
+    if (format == Format::i8s) {
+        w.zero = kSpanZero;
     } else if (group) {
         w.group = group;
         w.has_minimum = true;
@@ -345,7 +345,7 @@ void check(const KernelTable* table, const PackJob& job) {
     if (!is_float(format) && !is_new(job) && format != type.format)
         throw std::invalid_argument(std::string(type.name) + " cannot be packed as " + name_of(format) + ", only as " +
                                     name_of(type.format) + (is_float(type.format) ? " or another float format" : ", f32, f16 or bf16") +
-                                    ", or quantised as i8c or as i4 with a group.");
+                                    ", or quantised as i8s or as i4 with a group.");
     if (table->panel_of(format) <= 0) throw std::invalid_argument(std::string(table->name) + " has no kernel for " + name_of(format) + ".");
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (n < 1 || k < 1 || n > kMost || k > kMost)
@@ -379,7 +379,7 @@ bool pack_panel(const PackedWeight& w, bool paired, const PackJob& job, int64_t 
                 read_floats(job.source, p, count, floats.data() + column * kSuper);
             } else if (is_new(job)) {
                 read_floats(job.source, p, count, floats.data());
-                if (w.format == Format::i8c) {
+                if (w.format == Format::i8s) {
                     held &= write_spans(w, out, column, at, count, floats.data());
                     continue;
                 }
@@ -409,7 +409,7 @@ Source source_of(const std::string& name) {
 Format format_of(const std::string& name) {
     for (int i = 0; i < static_cast<int>(std::size(kFormats)); ++i)
         if (name == kFormats[i]) return static_cast<Format>(i);
-    throw std::invalid_argument("Unknown packed format '" + name + "'; there are f32, f16, bf16, i8, i4, i4k and i8c.");
+    throw std::invalid_argument("Unknown packed format '" + name + "'; there are f32, f16, bf16, i8, i4, i4k and i8s.");
 }
 
 const char* name_of(Format format) { return kFormats[static_cast<int>(format)]; }
@@ -448,7 +448,7 @@ std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, 
     if (unheld < jobs.size()) {
         const PackJob& job = jobs[unheld];
         throw std::invalid_argument("A weight of " + std::to_string(job.n) + " x " + std::to_string(job.k) + " has values " +
-                                    (job.format == Format::i8c ? "that are not finite: it cannot be quantised."
+                                    (job.format == Format::i8s ? "that are not finite: it cannot be quantised."
                                      : job.format == Format::i4
                                          ? "that are not finite, or above 65504, the largest of f16: it cannot be quantised."
                                          : "above 65504, the largest of f16; pack it as bf16 or f32."));

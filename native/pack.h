@@ -41,7 +41,7 @@ Format default_format(Source source);
 
 // Packs each job, in one run of the pool and into one mapping: one for each is rounded up to whole huge pages, which took 360 MB more than
 // the 96 MB of SmolLM2-135M. Float sources go to any float format, rounded to nearest even (a finite value that float16 cannot hold is
-// refused); quantised ones to their default format, or dequantised to a float format. Any source is quantised as i8c, or as i4 with a
+// refused); quantised ones to their default format, or dequantised to a float format. Any source is quantised as i8s, or as i4 with a
 // group, by rounding its values to nearest; what is not finite is then refused. Throws std::invalid_argument that names the numbers.
 std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, std::span<const PackJob> jobs);
 

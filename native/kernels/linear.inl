@@ -15,7 +15,7 @@ static Act act_of(Format format) {
         case Format::i4:
         case Format::i4k:
             return Act::q8;
-        case Format::i8c:
+        case Format::i8s:
             return Act::s8;
     }
     return Act::f32;
@@ -40,7 +40,7 @@ static int64_t act_bytes(Act act, int k) {
         case Act::q8w:
             return (int64_t{k} + 31) / 32 * static_cast<int64_t>(64 + sizeof(ActGroup));
         case Act::s8:
-            return (int64_t{k} + kActSpan - 1) / kActSpan * ChannelTile::kActStep;
+            return (int64_t{k} + kActSpan - 1) / kActSpan * SpanTile::kActStep;
     }
     return 0;
 }
@@ -117,8 +117,8 @@ static inline void quantize_span(const float* x, int n, std::byte* out) {
         sum = add(sum, to_f32(q[i]));
     }
     for (int i = 0; i < kActSpan / 32; ++i) store_units(out + i * 32 * DotU8::kUnits, q + i * 32 / W);
-    const ActSpan span{scale, (DotU8::kOffset - kChannelZero) * static_cast<int32_t>(reduce_add(sum))};  // integers: exact in any order
-    std::memcpy(out + ChannelTile::kActValues, &span, sizeof span);
+    const ActSpan span{scale, (DotU8::kOffset - kSpanZero) * static_cast<int32_t>(reduce_add(sum))};  // integers: exact in any order
+    std::memcpy(out + SpanTile::kActValues, &span, sizeof span);
 }
 
 // The columns that a form takes together.
@@ -142,7 +142,7 @@ static inline void prepare(Act act, const float* x, int begin, int end, std::byt
             break;
         case Act::s8:
             for (int i = 0; i < count; i += kActSpan)
-                quantize_span(x + i, count - i < kActSpan ? count - i : kActSpan, row + (begin + i) / kActSpan * ChannelTile::kActStep);
+                quantize_span(x + i, count - i < kActSpan ? count - i : kActSpan, row + (begin + i) / kActSpan * SpanTile::kActStep);
             break;
     }
 }
@@ -173,8 +173,8 @@ static PanelSums panel_sums_of(const PackedWeight& w) {
             if (w.group == 16) return panel_sums<IntTile<Format::i8, 16, false, true>>;
             if (two_levels) return panel_sums<IntTile<Format::i8, 32, true, true>>;
             return w.has_minimum ? panel_sums<IntTile<Format::i8, 32, true, false>> : panel_sums<IntTile<Format::i8, 32, false, false>>;
-        case Format::i8c:
-            return panel_sums<ChannelTile>;
+        case Format::i8s:
+            return panel_sums<SpanTile>;
     }
     return nullptr;
 }
@@ -264,7 +264,7 @@ static inline void read_row(const PackedWeight& w, int64_t row, float factor, fl
             ++k;
             continue;
         }
-        if (w.format == Format::i8c) {
+        if (w.format == Format::i8s) {
             const float scale = reinterpret_cast<const float*>(p)[column];
             p += 4 * w.panel;
             for (const int end = k + values < w.k ? k + values : w.k; k < end; ++k) {

@@ -217,10 +217,10 @@ struct IntTile {
 
 // 8-bit weights and activations with a scale per span: sum += scale * (act_scale * dot) for every span, and nothing but dot products of
 // integers within.
-struct ChannelTile {
+struct SpanTile {
     using Dot = DotU8;
     static constexpr int kRows = kIntRows, kVectors = kIntVectors;
-    static constexpr int64_t kStepBytes = step_bytes(Format::i8c, kPanel, 0, false, false);
+    static constexpr int64_t kStepBytes = step_bytes(Format::i8s, kPanel, 0, false, false);
     static constexpr int64_t kActValues = kActSpan * Dot::kUnits;
     static constexpr int64_t kActStep = kActValues + static_cast<int64_t>(sizeof(ActSpan));
 

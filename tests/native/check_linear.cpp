@@ -32,7 +32,7 @@ const SourceShape kSources[] = {
     {Source::q4_k, "q4_k", 256, 144, 0, 2},
     {Source::q5_k, "q5_k", 256, 176, 0, 2},
     {Source::q6_k, "q6_k", 256, 210, 208, -1},
-    {Source::f32, "int8", 1, 4, -1, -1, Format::i8c},
+    {Source::f32, "int8", 1, 4, -1, -1, Format::i8s},
     {Source::f32, "int4", 1, 4, -1, -1, Format::i4, 32},
     {Source::f32, "int4 64", 1, 4, -1, -1, Format::i4, 64},
     {Source::f32, "int4 128", 1, 4, -1, -1, Format::i4, 128},

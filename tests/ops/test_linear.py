@@ -35,7 +35,7 @@ QUANTIZED = {
     "q6_k": gguf.GGMLQuantizationType.Q6_K,
 }
 # Weights that are quantised at load: what they are packed as, and the values that share a scale.
-NEW = {"int8": ("i8c", 0), "int4 32": ("i4", 32), "int4 64": ("i4", 64), "int4 128": ("i4", 128)}
+NEW = {"int8": ("i8s", 0), "int4 32": ("i4", 32), "int4 64": ("i4", 64), "int4 128": ("i4", 128)}
 LEVELS = [name for name, supported, _ in _native.isa_levels() if supported]
 EPS32 = float(np.finfo(np.float32).eps)
 
@@ -101,7 +101,7 @@ def definition(weight: Any) -> Weights:
     if name in FLOATS:
         return values
     # Any integers and scales with these products do: the definition is exact in float64.
-    return QuantizedWeight(np.ones(values.shape, np.int64), values, None, 1, "spans" if name == "i8c" else "halves")
+    return QuantizedWeight(np.ones(values.shape, np.int64), values, None, 1, "spans" if name == "i8s" else "halves")
 
 
 def expected(x: npt.NDArray[np.float32], weight: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -115,7 +115,7 @@ def expected(x: npt.NDArray[np.float32], weight: Any) -> tuple[npt.NDArray[np.fl
     values = np.abs(_native.unpack(weight).astype(np.float64))
     k = values.shape[1]
     if weight.format.name not in FLOATS:
-        groups = values.reshape(len(values), -1, k if weight.format.name == "i8c" else 32)
+        groups = values.reshape(len(values), -1, k if weight.format.name == "i8s" else 32)
         values = np.broadcast_to(2 * groups.max(axis=-1, keepdims=True), groups.shape).reshape(values.shape)
     size = np.abs(x.astype(np.float64)) @ values.T
     return linear(x.astype(np.float64), wanted), EPS32 * (8 + 2 * np.sqrt(k)) * size + 1e-30
@@ -168,12 +168,12 @@ def test_pack_refuses_what_does_not_fit(isa: Any, two: Any) -> None:
         (("i8", "q8_0", data, 3, (1 << 62) + 64), "2147483647"),
         (("i4", "q8_0", data, 3, 64), "q8_0 cannot be packed as i4"),
         (("i8", "f32", data, 3, 17), "f32 cannot be packed as i8"),
-        (("i8c", "q8_0", data, 3, 32), "3 rows of 34 bytes"),
+        (("i8s", "q8_0", data, 3, 32), "3 rows of 34 bytes"),
         (("i8", "q8_0", data, 3, 64, 32), "32 of i8"),
         (("i4", "f32", np.zeros(96 * 4, np.uint8), 1, 96, 64), "64 of i4 with 96"),
         (("i4", "f32", np.zeros(96 * 4, np.uint8), 1, 96, 16), "16 of i4"),
         (("i4", "f32", np.zeros(96 * 4, np.uint8), 1, 96), "i4 with a group"),
-        (("i8c", "f32", np.full(96, np.inf, np.float32).view(np.uint8), 1, 96), "not finite"),
+        (("i8s", "f32", np.full(96, np.inf, np.float32).view(np.uint8), 1, 96), "not finite"),
         (("i4", "f32", np.full(96, np.nan, np.float32).view(np.uint8), 1, 96, 32), "not finite"),
         (("i4", "f32", np.full(96, 1e5, np.float32).view(np.uint8), 1, 96, 32), "65504"),
         (("i8", "q3_k", data, 3, 64), "q3_k"),
@@ -188,7 +188,7 @@ def test_int8_rounds_each_span_by_its_largest_value(isa: Any, two: Any, source: 
     n, k = 70, 512 if source not in FLOATS else 77
     whole = _native.unpack(packed(isa, two, source, n, k, "f32"))
     wanted = dequantize(quantize_weights(whole)).astype(np.float32)
-    np.testing.assert_array_equal(_native.unpack(quantised(isa, two, source, n, k, "i8c", 0)), wanted)
+    np.testing.assert_array_equal(_native.unpack(quantised(isa, two, source, n, k, "i8s", 0)), wanted)
 
 
 def test_int8_of_extreme_rows(isa: Any, two: Any) -> None:
@@ -196,7 +196,7 @@ def test_int8_of_extreme_rows(isa: Any, two: Any) -> None:
     x[1] = 1e-42  # whose scale has no float32 reciprocal: rounded to nothing
     x[2] = 3e38
     x[3, 7] = -5
-    weight = _native.pack(isa, two, "i8c", "f32", x.view(np.uint8).reshape(-1), 4, 40)
+    weight = _native.pack(isa, two, "i8s", "f32", x.view(np.uint8).reshape(-1), 4, 40)
     np.testing.assert_array_equal(_native.unpack(weight), dequantize(quantize_weights(x)).astype(np.float32))
 
 
@@ -328,7 +328,7 @@ def test_activations_are_quantised_as_defined(isa: Any, pool: Any) -> None:
     for part in (x, x[:, :77].copy(), x[:, :4].copy()):
         q, scale = quantize_spans(part)
         wanted = q * np.repeat(scale, 64, axis=-1)[:, : part.shape[1]]
-        np.testing.assert_array_equal(_native.quantize_roundtrip(isa, pool, "i8c", part), wanted)
+        np.testing.assert_array_equal(_native.quantize_roundtrip(isa, pool, "i8s", part), wanted)
     np.testing.assert_array_equal(_native.quantize_roundtrip(isa, pool, "f16", x), x)
     np.testing.assert_array_equal(
         _native.quantize_roundtrip(isa, pool, "bf16", x[:, :77].copy()), round_to(x[:, :77], "bf16")

@@ -71,8 +71,8 @@ def model(columns: int = 384) -> dict[str, Tensor]:
         ("auto", Target("i8"), Target("bf16"), Target("i4")),
         ("gguf", Target("i8"), Target("bf16"), Target("i4")),
         ("none", Target("bf16"), Target("bf16"), Target("bf16")),
-        ("int8", Target("i8c"), Target("i8c"), Target("i8c")),
-        ("int4", Target("i8c"), Target("i4", 64), Target("i4", 32)),
+        ("int8", Target("i8s"), Target("i8s"), Target("i8s")),
+        ("int4", Target("i8s"), Target("i4", 64), Target("i4", 32)),
     ],
 )
 def test_what_each_matrix_becomes(quantization: str, embed: Target, q: Target, down: Target) -> None:
@@ -90,7 +90,7 @@ def test_what_int4_cannot_do_as_asked_is_said() -> None:
     assert said == ["int4: 1 matrices of 96 columns get groups of 32."]
     given = model(columns=40)
     targets = choose_targets(given, "bf16", "int4", 32)
-    assert targets["layers.0.q"] == Target("i8c")
+    assert targets["layers.0.q"] == Target("i8s")
     assert list(exceptions(given, targets, "int4", 32)) == [
         "int4: 1 matrices of 40 columns get int8, as neither 32, 64 nor 128 divides them."
     ]

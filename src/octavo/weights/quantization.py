@@ -13,14 +13,14 @@ FLOAT_FORMATS = ("f32", "f16", "bf16")
 GROUP_SIZES = (128, 64, 32)
 # Of the embedding and the head, int4 would cost more in quality than it saves: peers keep them finer too.
 NEVER_INT4 = ("embed", "head")
-BITS = {"f32": 32, "f16": 16, "bf16": 16, "i8c": 8.5}
+BITS = {"f32": 32, "f16": 16, "bf16": 16, "i8s": 8.5}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A packed format; group: the values along K that share a scale and a minimum, where a matrix is quantised as i4.
 
-    i8c: 8 bits with a scale for each 64 values.
+    i8s: 8 bits with a scale for each 64 values.
     """
 
     format: str
@@ -56,7 +56,7 @@ def choose_targets(
                 if group <= group_size and tensor.shape[-1] % group == 0:
                     return Target("i4", group)
         if quantization in ("int8", "int4"):
-            return Target("i8c")
+            return Target("i8s")
         if quantization == "none" or tensor.format in FLOAT_FORMATS:
             return Target(floats)
         return Target(_native.default_format(tensor.format))
