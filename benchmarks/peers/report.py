@@ -60,10 +60,8 @@ def warning(runs: list[Record]) -> str:
 
 
 def plot(rows: list[Record], peer: str, model: str, path: str) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit("A plot needs matplotlib: pip install 'octavo[bench]'") from None
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

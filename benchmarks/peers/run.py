@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every run to FILE")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw the ratios (needs matplotlib)")
     args = parser.parse_args()
+    if args.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'octavo[bench]'")
     args.model = os.path.abspath(args.model)
     return args
 
@@ -137,6 +140,8 @@ def main() -> None:
                     runs[workload.name] = alternate(servers, workload, vocab, args)
             else:
                 print(f"  {names[args.peer]} has no server here: nothing is run over HTTP", file=sys.stderr)
+    if not runs:
+        raise SystemExit("Nothing was run.")
     rows = [row for name, pair in runs.items() for row in summarise(WORKLOADS[name], pair["octavo"], pair[args.peer])]
     every = [record for pair in runs.values() for records in pair.values() for record in records]
 
