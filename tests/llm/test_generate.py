@@ -278,7 +278,7 @@ def test_closing_frees_at_once(folder: Path) -> None:
 
 
 def test_closing_frees_the_arrays_of_a_step_too(folder: Path) -> None:
-    """The block table alone is 32 MiB here; of smaller arrays the C library may keep the pages. The engine may live on."""
+    """The block table alone is 32 MiB here; of smaller arrays the C library may keep the pages. The engine lives on."""
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
