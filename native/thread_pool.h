@@ -1,4 +1,4 @@
-// One pool per process: threads enter once per step, meet at a spin barrier after each op, and sleep between steps.
+// One pool per process: threads enter once per step, meet at barriers between ops, and sleep between steps.
 #pragma once
 
 #include <atomic>
