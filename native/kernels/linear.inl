@@ -202,6 +202,7 @@ static void gated_linear(const GatedArgs& a, int thread, int threads) {
     alignas(64) float sums[2][kMostColumns / kPanel][kRowBlock * kPanel];
     const int unit_columns = kPanel < part_of(a.form) ? part_of(a.form) : kPanel;
     const PackedWeight* weights[2] = {a.gate, a.up};
+    const PanelSums compute[2] = {panel_sums_of(*a.gate), panel_sums_of(*a.up)};
     const std::byte* xs[2] = {a.gate_x, a.up_x};
     const int n = a.gate->n;
     const int64_t out_stride = act_bytes(a.form, n);
@@ -213,8 +214,7 @@ static void gated_linear(const GatedArgs& a, int thread, int threads) {
             for (int i = 0; i < 2; ++i) {
                 const int64_t x_stride = act_bytes(act_of(weights[i]->format), weights[i]->k);
                 for (int panel = 0; panel * kPanel < columns; ++panel)
-                    panel_sums_of (*weights[i])(*weights[i], column / kPanel + panel, xs[i] + row * x_stride, x_stride, rows,
-                                                sums[i][panel]);
+                    compute[i](*weights[i], column / kPanel + panel, xs[i] + row * x_stride, x_stride, rows, sums[i][panel]);
             }
             for (int r = 0; r < rows; ++r) {
                 float y[kMostColumns];
