@@ -7,6 +7,7 @@ with those that never live at the same time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -52,16 +53,20 @@ class Node:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
+def count_reads(nodes: Sequence[Node]) -> Counter[int]:
+    """How often each buffer is read, by its id()."""
+    return Counter(id(buffer) for node in nodes for buffer in node.inputs)
+
+
 def fuse_residuals(nodes: list[Node]) -> list[Node]:
     """`add(a, linear(...))` becomes a linear that accumulates into a, where nothing else reads a or the product
     afterwards.
     """
-    reads: dict[int, int] = {}
+    reads = count_reads(nodes)
     last_read: dict[int, int] = {}
     producer: dict[int, int] = {}
     for i, node in enumerate(nodes):
         for buffer in node.inputs:
-            reads[id(buffer)] = reads.get(id(buffer), 0) + 1
             last_read[id(buffer)] = i
         for buffer in node.outputs:
             producer[id(buffer)] = i
@@ -155,10 +160,7 @@ def fuse_gates(nodes: list[Node]) -> list[Node]:
     """Two linears, the gated activation of their products and its preparation for the next linear become one op: the
     products, the widest rows of a model, then never leave the kernel.
     """
-    reads: dict[int, int] = {}
-    for node in nodes:
-        for buffer in node.inputs:
-            reads[id(buffer)] = reads.get(id(buffer), 0) + 1
+    reads = count_reads(nodes)
     result: list[Node] = []
     for node in nodes:
         last = result[-1] if result else None

@@ -16,7 +16,7 @@ from octavo.ops.reference.numbers import Values, round_to
 
 ACTIVATION_GROUP = 32  # values along K whose activation scales are multiples of one
 ACTIVATION_HALF = 16  # values along K that share an activation scale
-ACTIVATION_SPAN = 64  # or so many, with weights that have a scale for each output
+ACTIVATION_SPAN = 64  # or so many, with weights that have a scale for as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,8 @@ def quantize_activations(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt
     return q.astype(np.int8).reshape(x.shape), scale.reshape(*x.shape[:-1], -1)
 
 
-def quantize_spans(
-    x: npt.NDArray[Any], span: int = ACTIVATION_SPAN
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """x [*, K] as int8 q [*, K] and, float32 [*, K / span rounded up], the scale of each span of K.
+def quantize_spans(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """x [*, K] as int8 q [*, K] and, float32 [*, K / 64 rounded up], the scale of each span of K.
 
     In float32: scale = max|x| / 127 and q = x * (1 / scale), rounded to the nearest, halves to even; a reciprocal that
     overflows counts as 0.
