@@ -198,7 +198,8 @@ def build(config: EngineConfig) -> LoadedModel:
     def workspace(longest: int) -> int:
         return ops.workspace_bytes(longest) + sampling.bytes + _native.StepInputs.bytes(*step_sizes(longest))
 
-    plan = plan_pool(config, model, kv_type, available, weight_bytes(weights), workspace, max_model_len)
+    packed = weight_bytes(weights)
+    plan = plan_pool(config, model, kv_type, available, packed, workspace, max_model_len)
     inputs = _native.StepInputs(*step_sizes(plan.max_model_len))
     caches = [
         _native.KVCache(
@@ -237,7 +238,7 @@ def build(config: EngineConfig) -> LoadedModel:
         targets,
         isa.name,
         threads,
-        weight_bytes(weights),
+        packed,
         plan,
         time.monotonic() - started,
     )
@@ -252,7 +253,7 @@ def build(config: EngineConfig) -> LoadedModel:
         created=int(time.time()),
         max_logprobs=sampling.max_logprobs,
         cache_bytes=plan.bytes,
-        weight_bytes=weight_bytes(weights),
+        weight_bytes=packed,
     )
 
 
