@@ -3,18 +3,11 @@
 from pathlib import Path
 
 import pytest
+from recorded import tree
 
 from octavo.runtime.memory import available_memory
 
 GIB = 1 << 30
-
-
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 MEMINFO = {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree:  1024 kB\nMemAvailable:    8388608 kB\n"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+from recorded import tree
 
 from octavo import build as composition
 from octavo.build import build, describe
@@ -20,14 +21,6 @@ from octavo.sampling_params import SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
 
 MIB = 1 << 20
-
-
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 V1 = {
