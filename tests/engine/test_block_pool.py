@@ -24,6 +24,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.free = list(range(NUM_BLOCKS))
         self.held: Counter[int] = Counter()
         self.keys: dict[int, bytes] = {}
+        self.num_used = 0
+        self.num_evictions = 0
 
     @rule(count=st.integers(1, NUM_BLOCKS))
     def allocate(self, count: int) -> None:
@@ -33,7 +35,8 @@ class PoolMachine(RuleBasedStateMachine):
         del self.free[:count]
         for block in blocks:
             self.held[block] = 1
-            self.keys.pop(block, None)
+            self.num_evictions += self.keys.pop(block, None) is not None
+            self.num_used = max(self.num_used, block + 1)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -65,8 +68,15 @@ class PoolMachine(RuleBasedStateMachine):
                 self.free.remove(block)
             self.held[block] += 1
 
+    @rule()
+    def forget(self) -> None:
+        self.pool.forget()
+        self.keys.clear()
+        self.free.sort(key=lambda block: block >= self.num_used)  # what has been used comes before what has not
+
     @invariant()
     def lawful(self) -> None:
+        assert self.pool.num_evictions == self.num_evictions
         self.pool.check(+self.held, self.keys)
         assert self.pool.num_free == len(self.free)
         assert self.pool.num_cached == len(self.keys)

@@ -27,9 +27,9 @@ class BlockPool:
 
     A block is free (reference count 0, in the free list), pending (held, and being filled under a key that others may
     wait for) or owned (held). A free block keeps its key and can be found until it is handed out again, so that
-    "free" and "cached" are not two numbers. The free list is in the order of reuse: blocks without a key first, then
-    the least recently freed. An OrderedDict removes from the middle in O(1) and in C. No operation walks the pool;
-    `check` does.
+    "free" and "cached" are not two numbers. The order of reuse: freed blocks without a key, blocks never used (so that
+    no more of the cache's pages are touched than need be), then the least recently freed. An OrderedDict removes from
+    the middle in O(1) and in C. No operation of a step walks the pool; `check` and `forget` do.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -40,13 +40,15 @@ class BlockPool:
         self.ref_counts = [0] * num_blocks
         self.pending: dict[bytes, tuple[int, int]] = {}  # key -> (block, priority of the sequence that fills it)
         self._keys: list[bytes | None] = [None] * num_blocks
+        self.num_evictions = 0  # blocks handed out again whose content could still be found
         self._published: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict()  # those that have been used
+        self._num_used = 0  # blocks from here on have never been handed out
 
     @property
     def num_free(self) -> int:
         """Blocks that can be handed out, cached ones included."""
-        return len(self._free)
+        return len(self._free) + self.num_blocks - self._num_used
 
     @property
     def num_cached(self) -> int:
@@ -59,13 +61,19 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Hands out `count` blocks, first in the order of reuse, and evicts their keys; `num_free` must allow it."""
-        blocks = []
-        for _ in range(count):
-            block, _ = self._free.popitem(last=False)
-            key = self._keys[block]
-            if key is not None:
-                del self._published[key]
-                self._keys[block] = None
+        blocks: list[int] = []
+        free, keys = self._free, self._keys
+        while len(blocks) < count:
+            if self._num_used < self.num_blocks and (not free or keys[next(iter(free))] is not None):
+                block = self._num_used
+                self._num_used += 1
+            else:
+                block, _ = free.popitem(last=False)
+                key = keys[block]
+                if key is not None:
+                    del self._published[key]
+                    keys[block] = None
+                    self.num_evictions += 1
             self.ref_counts[block] = 1
             blocks.append(block)
         return blocks
@@ -102,13 +110,19 @@ class BlockPool:
             self._published[key] = block
             self._keys[block] = key
 
+    def forget(self) -> None:
+        """Makes no block findable any longer; those that are held stay with their holders."""
+        self._published.clear()
+        self._keys = [None] * self.num_blocks
+
     def check(self, holders: Mapping[int, int], content_keys: Mapping[int, bytes]) -> None:
         """Asserts law L2, given how many tables hold each block and the keys recomputed from their tokens."""
         held = {block: count for block, count in enumerate(self.ref_counts) if count}
         assert held == dict(holders), f"reference counts {held} differ from the tables {dict(holders)}"
-        assert set(self._free).isdisjoint(held) and len(self._free) + len(held) == self.num_blocks, (
+        assert set(self._free).isdisjoint(held) and self.num_free + len(held) == self.num_blocks, (
             "free and held overlap"
         )
+        assert max([*held, *self._free], default=-1) < self._num_used, "a block was used before its turn"
         assert {key: block for block, key in enumerate(self._keys) if key is not None} == self._published, (
             "keys disagree"
         )
