@@ -32,7 +32,16 @@ from octavo.runtime.kv_cache import CachePlan
 from octavo.runtime.memory import available_memory
 from octavo.runtime.runner import NativeRunner
 from octavo.runtime.sampler import BatchSampler
-from octavo.runtime.sizing import GIB, check_weights_fit, context_limit, default_threads, plan_pool, weight_bytes
+from octavo.runtime.sizing import (
+    GIB,
+    check_weights_fit,
+    context_limit,
+    default_threads,
+    least_budget,
+    measured_budget,
+    plan_pool,
+    weight_bytes,
+)
 from octavo.sampling_params import MAX_N, SamplingParams
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.gguf_tokenizer import tokenizer_from_gguf
@@ -153,13 +162,15 @@ def build(config: EngineConfig) -> LoadedModel:
     floats = float_format(config.dtype, tensors)
     targets = choose_targets(tensors, floats, config.quantization, config.quantization_group_size)
     kv_type = floats  # keys and values are kept in the type that the model computes in
+    least = least_budget(config, max_model_len)
     scheduling = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=least,
         max_model_len=max_model_len,
         max_output_rows=max_rows,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
         num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
         max_num_queued=config.max_num_queued_reqs,
         kv_dtype=kv_type,
@@ -167,7 +178,7 @@ def build(config: EngineConfig) -> LoadedModel:
     available = available_memory()
     check_weights_fit(packed_bytes(tensors, targets), available)
     # A cache that is refused although nothing else takes memory need not wait for the weights.
-    plan_pool(config, model, kv_type, available, 0, lambda longest: 0, max_model_len)
+    plan_pool(config, model, kv_type, available, 0, lambda longest: 0, max_model_len, least)
     defaults = sampling_defaults(checkpoint, config)
     chat_template = read_chat_template(config.chat_template) if config.chat_template is not None else None
     with ThreadPoolExecutor(1) as beside:
@@ -178,11 +189,18 @@ def build(config: EngineConfig) -> LoadedModel:
         weights = pack_weights(tensors, targets, isa, pool)
         tokenizer = reading.result()
 
+    packed = weight_bytes(weights)
+    budget = measured_budget(config, max_model_len, weights, isa, pool)
+    if budget > least:
+        try:  # longer steps need more blocks behind a window
+            plan_pool(config, model, kv_type, available, packed, lambda longest: 0, max_model_len, budget)
+        except ConfigError:
+            budget = least
     groups = model.config.cache_groups
     places = {layer: (group, index) for group, (_, layers) in enumerate(groups) for index, layer in enumerate(layers)}
     ops = NativeOps(
         isa,
-        {"T": config.max_num_batched_tokens, "S": config.max_num_seqs, "R": max_rows},
+        {"T": budget, "S": config.max_num_seqs, "R": max_rows},
         [places[i] for i in range(model.config.num_layers)],
         len(groups),
         threads,
@@ -193,13 +211,12 @@ def build(config: EngineConfig) -> LoadedModel:
 
     def step_sizes(longest: int) -> tuple[int, int, int, list[int]]:
         blocks = -(-longest // config.block_size)
-        return config.max_num_batched_tokens, config.max_num_seqs, max_rows, [blocks] * len(groups)
+        return budget, config.max_num_seqs, max_rows, [blocks] * len(groups)
 
     def workspace(longest: int) -> int:
         return ops.workspace_bytes(longest) + sampling.bytes + _native.StepInputs.bytes(*step_sizes(longest))
 
-    packed = weight_bytes(weights)
-    plan = plan_pool(config, model, kv_type, available, packed, workspace, max_model_len)
+    plan = plan_pool(config, model, kv_type, available, packed, workspace, max_model_len, budget)
     inputs = _native.StepInputs(*step_sizes(plan.max_model_len))
     caches = [
         _native.KVCache(
@@ -210,7 +227,7 @@ def build(config: EngineConfig) -> LoadedModel:
     program = ops.build(pool, inputs, caches, plan.max_model_len)
 
     scheduler = Scheduler(
-        replace(scheduling, max_model_len=plan.max_model_len),
+        replace(scheduling, max_model_len=plan.max_model_len, max_num_batched_tokens=budget),
         [
             CacheGroup("window" if window else "full", blocks, config.block_size, window)
             for (window, _), blocks in zip(groups, plan.num_blocks, strict=True)
@@ -240,6 +257,7 @@ def build(config: EngineConfig) -> LoadedModel:
         threads,
         packed,
         plan,
+        budget,
         time.monotonic() - started,
     )
     return LoadedModel(
@@ -364,6 +382,7 @@ def report(
     threads: int,
     weights: int,
     plan: CachePlan,
+    budget: int,
     seconds: float,
 ) -> None:
     formats = [tensor.format for tensor in tensors.values() if len(tensor.shape) > 1]
@@ -376,7 +395,8 @@ def report(
         logger.info(sentence)
     logger.info(
         "%s (%s, mostly %s) on %s with %d threads: weights %.2f GiB, KV pool %.2f GiB = %s blocks = %s tokens, "
-        "longest context %d, ready in %.2f s",
+        "longest context %d, steps of up to %d tokens, ready in %.2f s",
         source.name, model.config.architecture, most, isa, threads, weights / GIB, plan.bytes / GIB,
-        " + ".join(f"{count:,}" for count in plan.num_blocks), f"{plan.num_tokens:,}", plan.max_model_len, seconds,
+        " + ".join(f"{count:,}" for count in plan.num_blocks), f"{plan.num_tokens:,}", plan.max_model_len, budget,
+        seconds,
     )  # fmt: skip

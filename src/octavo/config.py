@@ -301,8 +301,11 @@ class EngineConfig(Options):
         optional(context_length),
     )
     max_num_seqs: int = option(128, "Most sequences that run at once.", whole_number(1, 65536))
-    max_num_batched_tokens: int = option(
-        512, "Token budget: most tokens that one step computes.", whole_number(1, 1 << 20)
+    max_num_batched_tokens: int | None = option(
+        None,
+        "Token budget: most tokens that one step computes. Default: what this machine computes in about 0.2 s, so "
+        "that a long prompt does not hold up others for longer; at least max_num_seqs + 64.",
+        optional(whole_number(1, 1 << 20)),
     )
     max_num_queued_reqs: int = option(
         1024, "Most requests that may wait; past it the answer is 429.", whole_number(1, 1 << 20)
@@ -329,6 +332,11 @@ class EngineConfig(Options):
     )
     enable_prefix_caching: bool = option(True, "Keep computed blocks for prompts that begin alike.", boolean)
     enable_chunked_prefill: bool = option(True, "Cut long prompts so that they do not stall other requests.", boolean)
+    long_prefill_token_threshold: int = option(
+        0,
+        "Most tokens of one prompt in a step, so that others share it; 0: the token budget.",
+        whole_number(0, 1 << 20),
+    )
     scheduling_policy: str = option(
         "fcfs", "fcfs: in order of arrival; priority: requests may bring a priority.", choice(("fcfs", "priority"))
     )
@@ -397,6 +405,7 @@ class ServerConfig(Options):
     enable_log_requests: bool = option(
         False, "Log each request's id, sizes and parameters; prompts are never logged.", boolean
     )
+    enable_dev_mode: bool = option(False, "Serve POST /reset_prefix_cache, for development and tests.", boolean)
     disable_docs: bool = option(
         False, "Do not serve /docs and /openapi.json.", boolean, aliases=("disable_fastapi_docs",)
     )

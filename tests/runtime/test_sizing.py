@@ -83,7 +83,7 @@ def test_auto_is_the_longest_context_for_which_all_fits(folder: Path, bytes_per_
 
     def plan(config: EngineConfig, length: int) -> int:
         workspace = lambda longest: MIB + bytes_per_token * longest  # noqa: E731
-        return plan_pool(config, model, "bf16", 40 * MIB, MIB, workspace, length).max_model_len
+        return plan_pool(config, model, "bf16", 40 * MIB, MIB, workspace, length, 512).max_model_len
 
     longest = plan(asked, 65536)
     assert longest % 16 == 0
@@ -127,7 +127,7 @@ def test_the_arrays_of_a_step_count_in_the_sum(folder: Path, monkeypatch: pytest
     [
         ({"kv_cache_memory": 1 << 16}, "--kv-cache-memory"),
         ({"kv_cache_memory": 1 << 60}, "do not fit"),
-        ({"enable_chunked_prefill": False}, "chunked prefill"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 32}, "chunked prefill"),
         ({"chat_template": "/no/such/template"}, "/no/such/template"),
         ({"tokenizer": "/no/such/tokenizer"}, "/no/such/tokenizer"),
         ({"max_model_len": 1 << 20}, "65536 positions"),
@@ -153,6 +153,38 @@ def test_a_wrong_generation_config_is_refused_before_the_weights_are_read(
 
 
 def test_auto_without_chunked_prefill_is_what_a_step_can_hold(folder: Path) -> None:
-    model = build(EngineConfig(model=str(folder), max_model_len="auto", enable_chunked_prefill=False, threads=1))
-    assert model.max_model_len == 512
+    for budget, longest in ((512, 512), (None, 2048)):
+        options: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_tokens": budget}
+        model = build(EngineConfig(model=str(folder), max_model_len="auto", threads=1, **options))
+        assert model.max_model_len == longest
+        model.close()
+
+
+def budget_of(path: Path, **options: Any) -> int:
+    model = build(EngineConfig(model=str(path), kv_cache_memory=64 * MIB, **options))
+    budget = model.engine.scheduler.config.max_num_batched_tokens
+    assert "window" not in path.name or len(model.engine.scheduler.tables.groups) == 2
+    model.close()
+    return budget
+
+
+def test_the_token_budget_is_measured_unless_it_is_asked_for(tmp_path: Path) -> None:
+    path = tiny.write_checkpoint("llama", tmp_path / "llama")
+    measured = budget_of(path, max_num_seqs=8, max_model_len=256)
+    assert 8 + 64 <= measured <= 2048
+    assert budget_of(path, max_num_seqs=8, max_model_len=256, max_num_batched_tokens=17) == 17
+    # A whole prompt is one step.
+    assert budget_of(path, max_model_len=200, enable_chunked_prefill=False) == 200
+    assert budget_of(path, max_num_seqs=5000, max_model_len=256) == 5064
+
+
+def test_steps_are_no_longer_than_the_blocks_behind_a_window_allow(tmp_path: Path) -> None:
+    """What is measured must not refuse a cache that shorter steps get by with."""
+    path = tiny.write_checkpoint("gemma3", tmp_path / "window")
+    options: dict[str, Any] = {"model": str(path), "max_num_seqs": 1, "max_model_len": 256, "block_size": 16}
+    with pytest.raises(ConfigError, match="--kv-cache-memory") as refused:
+        build(EngineConfig(**options, kv_cache_memory=1 << 12, max_num_batched_tokens=65))
+    (needed,) = re.findall(r"needs ([\d.]+) MiB", str(refused.value))
+    model = build(EngineConfig(**options, kv_cache_memory=int((float(needed) + 0.1) * MIB)))
+    assert model.engine.scheduler.config.max_num_batched_tokens >= 65
     model.close()

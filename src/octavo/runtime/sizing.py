@@ -18,6 +18,12 @@ GIB = 1 << 30
 # Half of what is free is the default pool: the machine is rarely ours alone, and pages are touched only as they are
 # used.
 DEFAULT_POOL_SHARE = 0.5
+# What others wait for a step that is full of a long prompt. The rest of it, beside matrices, is attention over a short
+# context and passes over rows: by profile of a prompt of 1,024 tokens, a third.
+STEP_SECONDS = 0.2
+LINEAR_SHARE = 0.67
+# Below the least, matrices are read more often than they are computed with; past the most, nothing gets faster.
+MIN_BUDGET, MAX_BUDGET = 64, 2048
 
 
 def context_limit(model: Model, config: EngineConfig) -> int:
@@ -27,13 +33,43 @@ def context_limit(model: Model, config: EngineConfig) -> int:
         return own
     if asked < 0:
         # Without chunked prefill, what does not fit in a step cannot be computed.
-        return own if config.enable_chunked_prefill else min(own, config.max_num_batched_tokens)
+        return own if config.enable_chunked_prefill else min(own, config.max_num_batched_tokens or MAX_BUDGET)
     if asked > own:
         raise ConfigError(
             f"max_model_len = {asked} is more than the {own} positions that {model.config.architecture} was made for; "
             f"use {own} or less."
         )
     return asked
+
+
+def least_budget(config: EngineConfig, max_model_len: int) -> int:
+    """The token budget as asked, or the least that it may turn out to be."""
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    # Every sequence that runs may have its token in each step, and a prompt that joins them still gets on; without
+    # chunked prefill all of a prompt is in one step.
+    return config.max_num_seqs + MIN_BUDGET if config.enable_chunked_prefill else max_model_len
+
+
+def measured_budget(
+    config: EngineConfig,
+    max_model_len: int,
+    weights: Mapping[str, Packed],
+    isa: _native.KernelTable,
+    pool: _native.ThreadPool,
+) -> int:
+    """The token budget as asked, or as many tokens as this machine computes in STEP_SECONDS.
+
+    Measured on the largest matrix of a layer, in a few milliseconds. What a request samples does not depend on it.
+    """
+    least = least_budget(config, max_model_len)
+    matrices = [w for name, w in weights.items() if isinstance(w, _native.PackedWeight) and "." in name]
+    if config.max_num_batched_tokens is not None or not config.enable_chunked_prefill or not matrices:
+        return least
+    largest = max(matrices, key=lambda w: w.n * w.k)
+    seconds = min(_native.probe_linear(isa, pool, [largest], MIN_BUDGET, 5)) / MIN_BUDGET  # a token
+    step = seconds * sum(w.n * w.k for w in matrices) / (largest.n * largest.k) / LINEAR_SHARE
+    return max(least, min(int(STEP_SECONDS / step) // MIN_BUDGET * MIN_BUDGET, MAX_BUDGET))
 
 
 def default_threads(root: Path = Path("/")) -> int:
@@ -77,6 +113,7 @@ def plan_pool(
     weights: int,
     workspace: Callable[[int], int],
     max_model_len: int,
+    token_budget: int,
 ) -> CachePlan:
     """The KV cache's blocks: what was asked for, or half of what weights and workspace leave.
 
@@ -85,7 +122,7 @@ def plan_pool(
     """
 
     def plan(length: int) -> CachePlan:
-        return _plan(config, model, kv_type, available, weights, workspace(length), length)
+        return _plan(config, model, kv_type, available, weights, workspace(length), length, token_budget)
 
     if config.max_model_len is None or config.max_model_len > 0:
         return plan(max_model_len)
@@ -104,7 +141,14 @@ def plan_pool(
 
 
 def _plan(
-    config: EngineConfig, model: Model, kv_type: str, available: int, weights: int, workspace: int, max_model_len: int
+    config: EngineConfig,
+    model: Model,
+    kv_type: str,
+    available: int,
+    weights: int,
+    workspace: int,
+    max_model_len: int,
+    token_budget: int,
 ) -> CachePlan:
     usable = int(available * config.memory_utilization) - weights - workspace
     budget = config.kv_cache_memory
@@ -134,5 +178,5 @@ def _plan(
         max_model_len,
         config.max_num_seqs,
         config.block_size,
-        config.max_num_batched_tokens,
+        token_budget,
     )
