@@ -14,7 +14,7 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.outputs import RequestOutput, SequenceOutput
 from octavo.engine.request import Request
 from octavo.errors import GenerationError
-from octavo.prompts import Prompt, tokenize_prompt
+from octavo.prompts import Prompt, cache_salt_of, tokenize_prompt
 from octavo.sampling_params import OutputKind, SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
@@ -62,7 +62,9 @@ class AsyncLLM:
 
         def admitted() -> Request:
             text, token_ids = tokenize_prompt(self.tokenizer, prompt)
-            return self.admit(request_id, token_ids, sampling_params, prompt=text, priority=priority)
+            return self.admit(
+                request_id, token_ids, sampling_params, prompt=text, priority=priority, cache_salt=cache_salt_of(prompt)
+            )
 
         request = await asyncio.to_thread(admitted)
         kind = sampling_params.output_kind
@@ -81,6 +83,11 @@ class AsyncLLM:
     async def abort(self, request_id: str) -> None:
         """Ends a request; its iteration ends with finish_reason "abort"."""
         self.engine.abort(request_id)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Lets no request that comes after this find what was computed before. True: it always succeeds."""
+        await self.engine.reset_prefix_cache()
+        return True
 
     def close(self) -> None:
         """Ends what runs, and frees weights and cache."""

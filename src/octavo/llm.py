@@ -13,7 +13,7 @@ from octavo.build import LoadedModel, build
 from octavo.config import EngineConfig
 from octavo.engine.outputs import RequestOutput
 from octavo.errors import EngineDeadError, GenerationError, RequestError
-from octavo.prompts import Prompt, list_of_prompts, tokenize_prompt
+from octavo.prompts import Prompt, cache_salt_of, list_of_prompts, tokenize_prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
@@ -38,7 +38,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in their order.
 
-        prompts: a text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a list of these.
+        prompts: a text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a list of these; a dict may
+        have a "cache_salt", and prompts share computed blocks only with those of the same salt.
         sampling_params: one for all, or one for each. priority: one for each, lower goes first; needs
         scheduling_policy="priority". Raises RequestError (a ValueError) if any of them is not possible; then none has
         run. Raises GenerationError if one fails while it runs; the others run to their ends, and it holds them.
@@ -46,7 +47,8 @@ class LLM:
         many = list_of_prompts(prompts)
         params = self._params_for(sampling_params, len(many))
         tokenizer = self.get_tokenizer()
-        return self._run([tokenize_prompt(tokenizer, prompt) for prompt in many], params, use_tqdm, priority)
+        salts = [cache_salt_of(prompt) for prompt in many]
+        return self._run([tokenize_prompt(tokenizer, prompt) for prompt in many], params, use_tqdm, priority, salts)
 
     def chat(
         self,
@@ -75,6 +77,11 @@ class LLM:
 
     def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[Any]:
         raise RequestError("Beam search is not implemented yet; use SamplingParams with n > 1.")
+
+    def reset_prefix_cache(self) -> bool:
+        """Lets no later request find what has been computed so far. True: it always succeeds."""
+        self._loaded().engine.reset_prefix_cache()
+        return True
 
     def get_tokenizer(self) -> Tokenizer:
         return self._loaded().tokenizer
@@ -126,12 +133,15 @@ class LLM:
         params: list[SamplingParams],
         use_tqdm: bool,
         priority: Sequence[int] | None,
+        salts: Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         model = self._loaded()
         priorities = self._priorities_for(priority, len(prompts))
         requests = [
-            model.admit(f"llm-{next(self._ids)}", ids, param, prompt=text, priority=order)
-            for (text, ids), param, order in zip(prompts, params, priorities, strict=True)
+            model.admit(f"llm-{next(self._ids)}", ids, param, prompt=text, priority=order, cache_salt=salt)
+            for (text, ids), param, order, salt in zip(
+                prompts, params, priorities, salts or [None] * len(prompts), strict=True
+            )
         ]
         results = {request.request_id: RequestOutput.empty(request) for request in requests}
         bar = tqdm(total=len(requests), desc="Prompts", disable=not use_tqdm, file=sys.stderr)

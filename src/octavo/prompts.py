@@ -9,7 +9,7 @@ from typing import Any
 from octavo.errors import RequestError
 from octavo.text.tokenizer import Tokenizer
 
-# A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}.
+# A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, which may have a "cache_salt".
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
@@ -25,6 +25,11 @@ def list_of_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         ) from None
     # NumPy's integers are Integral too.
     return [entries] if entries and all(isinstance(entry, Integral) for entry in entries) else entries
+
+
+def cache_salt_of(prompt: Prompt) -> str | None:
+    """What keeps this prompt's share of the prefix cache apart; the admission gate checks it."""
+    return prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
 
 
 def tokenize_prompt(tokenizer: Tokenizer, prompt: Prompt) -> tuple[str | None, Sequence[int]]:

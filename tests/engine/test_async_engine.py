@@ -239,6 +239,8 @@ def test_a_dead_engine_tells_everyone(caplog) -> None:
                     pass
             with pytest.raises(EngineDeadError):
                 engine.generate(request("late", PROMPT))
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(engine.reset_prefix_cache(), 10)
             assert not engine.is_healthy()
 
     asyncio.run(main())

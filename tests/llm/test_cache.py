@@ -105,9 +105,43 @@ def test_a_salt_keeps_tenants_apart(make: Make) -> None:
     found = [salted(llm, prompt, salt) for salt in ("a", "a", "b", None, "a", None)]
     assert [cached for _, cached in found] == [0, 96, 0, 0, 96, 96]
     assert len({tuple(ids) for ids, _ in found}) == 1
+    prompts = [{"prompt_token_ids": prompt, "cache_salt": "c"}, {"prompt_token_ids": prompt}]
+    run(llm, prompts[:1])
+    assert [output.num_cached_tokens for output in run(llm, prompts)] == [96, 96]
     for wrong in ("", 7):
         with pytest.raises(RequestError, match="cache_salt"):
+            run(llm, [{"prompt_token_ids": prompt, "cache_salt": wrong}])
+        with pytest.raises(RequestError, match="cache_salt"):
             salted(llm, prompt, wrong)  # type: ignore[arg-type]
+
+
+def test_a_reset_forgets_everything_and_changes_no_answer(make: Make) -> None:
+    llm = make()
+    prompt = some_ids(100, seed=4)
+    cold, warm = run(llm, [prompt]), run(llm, [prompt])
+    assert llm.reset_prefix_cache()
+    idle(llm)
+    again = run(llm, [prompt])
+    assert seen(cold) == seen(warm) == seen(again)
+    assert [outputs[0].num_cached_tokens for outputs in (cold, warm, again)] == [0, 96, 0]
+    # In mid-request: what it holds stays its own, and what it computes from then on is found again.
+    engine = llm._loaded().engine
+    other = some_ids(100, seed=5)
+    (expected,) = run(llm, [other])
+    llm.reset_prefix_cache()
+    output = RequestOutput.empty(request := llm._loaded().admit("reset", other, GREEDY))
+    engine.add(request)
+    steps = 0
+    while engine.has_work():
+        for news in engine.step():
+            output.apply(news)
+        steps += 1
+        if steps == 3:
+            llm.reset_prefix_cache()
+            engine.scheduler.check()
+    idle(llm)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert run(llm, [other])[0].num_cached_tokens == 0
 
 
 def test_only_what_was_computed_before_an_abort_is_a_hit(make: Make, llm: LLM) -> None:

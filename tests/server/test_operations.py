@@ -74,6 +74,28 @@ def test_small_routes(world: World) -> None:
     assert world.client.post("/ping").status_code == 200
 
 
+def test_the_prefix_cache_is_counted_and_reset_where_that_is_allowed(make_world: Any) -> None:
+    world: World = make_world(enable_dev_mode=True)
+    prompt = "a" * 100  # a token each, after BOS perhaps: six blocks
+    length = world.post(URL, prompt=prompt, max_tokens=1)["usage"]["prompt_tokens"]
+    assert world.post(URL, prompt=prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+    counts = {
+        name: world.metric(f"prefix_cache_{name}_total") for name in ("queries", "hits", "query_blocks", "hit_blocks")
+    }
+    assert counts == {"queries": 2 * length, "hits": 96, "query_blocks": 2 * (length // 16), "hit_blocks": 6}
+    assert world.client.post("/reset_prefix_cache").status_code == 200
+    assert world.post(URL, prompt=prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert make_world().client.post("/reset_prefix_cache").status_code == 404
+
+
+def test_evictions_are_counted(make_world: Any) -> None:
+    world: World = make_world(num_blocks=16, max_model_len=256)
+    for letter in "abcd":
+        world.post(URL, prompt=letter * 100, max_tokens=1)
+    evicted = world.metric("prefix_cache_evicted_blocks_total")
+    assert evicted >= 4 * 6 - 16 and world.metric("prefix_cache_evicted_tokens_total") == 16 * evicted
+
+
 def test_load_counts_calls_in_progress(slow_world: World) -> None:
     with slow_world.client.stream("POST", URL, json={"prompt": "a", "stream": True, "max_tokens": 500}) as response:
         lines = response.iter_lines()

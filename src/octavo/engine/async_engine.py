@@ -8,6 +8,9 @@ import threading
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import SequenceOutput
@@ -76,6 +79,14 @@ class OutputStream:
             self._arrived.set()
 
 
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Something to do to the engine between two steps."""
+
+    run: Callable[[], None]
+    done: Future[None]
+
+
 class AsyncEngine:
     """One thread steps the engine: it takes requests and aborts from an inbox between steps, and sleeps without work.
 
@@ -93,8 +104,10 @@ class AsyncEngine:
         self._error: OctavoError | None = None
         # Weak, so that a stream that its reader drops ends its request; each is taken out at its end, in its loop.
         self._streams: dict[str, weakref.ref[OutputStream]] = {}
-        # A request and its stream, an id to abort, or the end.
-        self._inbox: queue.SimpleQueue[tuple[Request, weakref.ref[OutputStream]] | str | None] = queue.SimpleQueue()
+        # A request and its stream, an id to abort, what to do between two steps, or the end.
+        self._inbox: queue.SimpleQueue[tuple[Request, weakref.ref[OutputStream]] | str | Errand | None] = (
+            queue.SimpleQueue()
+        )
         # Of the requests that the engine has taken: what still comes of one whose reader has left must not go to the
         # stream of a later request with its id.
         self._taken: weakref.WeakValueDictionary[str, OutputStream] = weakref.WeakValueDictionary()
@@ -124,6 +137,14 @@ class AsyncEngine:
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream gets last outputs with finish_reason "abort"."""
         self._inbox.put(request_id)
+
+    async def reset_prefix_cache(self) -> None:
+        """Lets no request that comes after this find what was computed before. Raises EngineDeadError."""
+        errand = Errand(self._engine.reset_prefix_cache, Future())
+        self._inbox.put(errand)
+        if self._error is not None:  # died since: its thread may have missed this
+            raise EngineDeadError(str(self._error))
+        await asyncio.wrap_future(errand.done)
 
     def is_healthy(self) -> bool:
         """Whether the engine makes progress or has nothing to do."""
@@ -174,6 +195,11 @@ class AsyncEngine:
         finally:
             for reference in list(self._streams.values()):
                 self._fail(reference(), EngineDeadError(str(self._error)))
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    message = self._inbox.get_nowait()
+                    if isinstance(message, Errand):
+                        message.done.set_exception(EngineDeadError(str(self._error)))
             self._engine.close()
 
     def _take(self) -> bool:
@@ -189,6 +215,10 @@ class AsyncEngine:
                 return False
             if isinstance(message, str):
                 self._send(self._engine.abort(message))
+                continue
+            if isinstance(message, Errand):
+                message.run()
+                message.done.set_result(None)
                 continue
             request, reference = message
             if (stream := reference()) is not None:

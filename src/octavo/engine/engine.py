@@ -98,6 +98,10 @@ class Engine:
         """Ends a request, also in mid-step; an unknown id is no error."""
         return self._deliver(self.scheduler.abort(request_id))
 
+    def reset_prefix_cache(self) -> None:
+        """Lets no later request find what has been computed so far."""
+        self.scheduler.reset_prefix_cache()
+
     def has_work(self) -> bool:
         return self.scheduler.has_work()
 
@@ -119,7 +123,8 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """Numbers for metrics; may be called from another thread."""
-        scheduler = self.scheduler
+        scheduler, tables = self.scheduler, self.scheduler.tables
+        num_evictions = sum(pool.num_evictions for pool in tables.pools)
         return Snapshot(
             len(scheduler.running),
             len(scheduler.waiting),
@@ -127,10 +132,14 @@ class Engine:
             scheduler.num_preemptions,
             scheduler.num_prefix_queries,
             scheduler.num_prefix_hits,
+            scheduler.num_prefix_query_blocks,
+            scheduler.num_prefix_hits // tables.block_size,
+            num_evictions,
+            num_evictions * tables.block_size,
             scheduler.num_drafts,
             scheduler.num_draft_tokens,
             scheduler.num_accepted_tokens,
-            scheduler.tables.last_step,
+            tables.last_step,
             copy.deepcopy(self.stats),
         )
 

@@ -38,7 +38,8 @@ class Scheduler:
         self.requests: dict[str, list[Sequence]] = {}  # those with an unfinished sequence
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens
-        self.num_prefix_hits = 0  # tokens
+        self.num_prefix_query_blocks = 0  # the full blocks of those tokens
+        self.num_prefix_hits = 0  # tokens, in whole blocks
         self.num_drafts = 0  # ranges that held drafted tokens
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
@@ -103,6 +104,11 @@ class Scheduler:
         siblings = self.requests[sequence.request.request_id]
         if all(sibling.status is Status.FINISHED for sibling in siblings):
             del self.requests[sequence.request.request_id]
+
+    def reset_prefix_cache(self) -> None:
+        """Lets no later request find what has been computed so far; what runs keeps its blocks."""
+        for pool in self.tables.pools:
+            pool.forget()
 
     def schedule(self) -> Batch | None:
         """The next step, or None where nothing can be computed before a step in flight is committed."""
@@ -217,6 +223,7 @@ class Scheduler:
                 sequence.scheduled_time = time.monotonic()
                 sequence.num_cached_tokens = sequence.num_computed_tokens
                 self.num_prefix_queries += sequence.num_prompt_tokens
+                self.num_prefix_query_blocks += sequence.num_prompt_tokens // self.tables.block_size
                 self.num_prefix_hits += sequence.num_cached_tokens
             self._append(sequence, count, batch)
 

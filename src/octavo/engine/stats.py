@@ -73,6 +73,10 @@ class Snapshot:
     num_preemptions: int
     prefix_queries: int  # tokens
     prefix_hits: int
+    prefix_query_blocks: int
+    prefix_hit_blocks: int
+    num_evictions: int  # blocks
+    num_evicted_tokens: int
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int

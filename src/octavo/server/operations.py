@@ -36,6 +36,14 @@ def router(context: ServerContext) -> APIRouter:
         """How many requests run or wait."""
         return json_reply({"server_load": context.service.engine.num_live})
 
+    if context.config.enable_dev_mode:
+
+        @routes.post("/reset_prefix_cache")
+        async def reset_prefix_cache() -> Response:
+            """Later requests find nothing in the cache that was computed before."""
+            await context.service.engine.reset_prefix_cache()
+            return Response()
+
     @routes.get("/metrics")
     async def metrics(http: Request) -> Response:
         """Prometheus metrics of the engine."""
