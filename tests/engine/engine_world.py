@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from octavo.engine.batch import Batch, RangeOutput, TokenOutput
 from octavo.engine.block_pool import block_key, root_key
-from octavo.engine.request import Request, Sequence
+from octavo.engine.request import EVERYONE, Request, Sequence, Status, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
 from octavo.sampling_params import SamplingParams
 
@@ -182,6 +182,8 @@ def request(
     seed: int = 0,
     priority: int = 0,
     salt: str | None = None,
+    tenant: Tenant = EVERYONE,
+    user: bytes = b"",
     **params,
 ) -> Request:
     return Request(
@@ -194,6 +196,8 @@ def request(
         eos,
         priority=priority,
         cache_salt=salt,
+        tenant=tenant,
+        user=user,
     )
 
 
@@ -236,7 +240,11 @@ class World:
     def step(self) -> bool:
         """Schedules one step and commits the oldest in flight where there are enough; False where nothing happened."""
         self.num_steps += 1
+        head = self.scheduler.waiting.first()
+        first = self.scheduler.running[0] if self.scheduler.running else None
         batch = self.scheduler.schedule()
+        if first is not None and (head is None or head.order[0] >= first.order[0]):
+            assert first.status is Status.RUNNING, "the first one gave way to its own class"
         if batch is not None:
             self._check_batch(batch)
             self.in_flight.append((batch, self.runner.launch(batch)))

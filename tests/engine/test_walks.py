@@ -7,9 +7,11 @@ from engine_world import VOCAB, World, request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from octavo.engine.request import EVERYONE, Tenant
 from octavo.engine.scheduler import CacheGroup, SchedulerConfig
 
 CONTEXT = 40
+TENANTS = [EVERYONE, Tenant("light", 0.5), Tenant("heavy", 4.0)]
 PREFIXES = [random.Random(seed).choices(range(VOCAB), k=24) for seed in range(3)]
 
 
@@ -53,6 +55,8 @@ def asked(draw: st.DrawFn) -> dict:
         "eos": frozenset(draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))),
         "seed": draw(st.integers(0, 3)),
         "priority": draw(st.sampled_from([0, 0, 1, 2])),
+        "tenant": draw(st.sampled_from(TENANTS)),
+        "user": draw(st.sampled_from([b"", b"", b"another"])),
         "salt": draw(st.sampled_from([None, None, "a"])),
         "n": draw(st.sampled_from([1, 1, 2, 4])),
         "prompt_logprobs": draw(st.sampled_from([None, None, None, 1])),
@@ -104,6 +108,8 @@ def long_walk(seed: int, num_steps: int) -> World:
                     eos=frozenset(rng.sample(range(VOCAB), rng.choice([0, 2]))),
                     seed=rng.randrange(5),
                     priority=rng.choice([0, 0, 1]),
+                    tenant=rng.choice(TENANTS),
+                    user=rng.choice([b"", b"another"]),
                     n=rng.choice([1, 1, 1, 3]),
                     prompt_logprobs=rng.choice([None] * 6 + [0]),
                 )

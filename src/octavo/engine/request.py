@@ -3,8 +3,23 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine.fair_share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who shares the machine with whom. A server has one for each of its keys; without keys everyone is one."""
+
+    name: str = "everyone"  # unique; never a key
+    weight: float = 1.0  # of its share, beside other tenants'
+
+
+EVERYONE = Tenant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +40,8 @@ class Request:
     cache_salt: str | None = None
     pooling: str | None = None
     adapter: str | None = None
+    tenant: Tenant = EVERYONE
+    user: bytes = b""  # of the tenant: a digest of the name that the client gave
 
 
 @dataclass(slots=True)
@@ -75,6 +92,7 @@ class Sequence:
         "prompt_logprobs",
         "request",
         "scheduled_time",
+        "share",
         "shares_tail",
         "status",
         "stop_reason",
@@ -85,7 +103,8 @@ class Sequence:
     def __init__(self, request: Request, index: int, arrival: int, num_groups: int) -> None:
         self.request = request
         self.index = index
-        self.order = (request.priority, arrival, index)  # who goes first: lower
+        self.order = (request.priority, arrival, index)  # who goes first: lower; once its turn has come, the turn
+        self.share: Share  # whose work it is; set when it first waits
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.min_length = self.num_prompt_tokens + request.params.min_tokens  # up to which nothing stops it

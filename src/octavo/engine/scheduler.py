@@ -8,6 +8,7 @@ from operator import attrgetter
 from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
 from octavo.engine.block_tables import BlockTables, CacheGroup
 from octavo.engine.drafter import Drafter
+from octavo.engine.fair_share import FairQueue
 from octavo.engine.outputs import SequenceOutput, news_of
 from octavo.engine.request import Request, Sequence, Status, TokenOutput
 from octavo.engine.scheduler_config import SchedulerConfig, check_windows
@@ -20,12 +21,13 @@ _order = attrgetter("order")
 
 
 class Scheduler:
-    """Sequences wait in one list and run in another, both in the order (priority, arrival, index).
+    """Sequences wait by priority, then the share of their tenant, then arrival; they run by priority and turn.
 
     A running sequence owns the blocks of its tables, a waiting one owns none. Strict order: where the first that
     waits does not fit, those behind it wait too, except past one that waits for a prefix which a running sequence is
-    computing. A waiting sequence displaces running ones of lower priority. Steps are committed in the order in which
-    they were scheduled.
+    computing. A waiting sequence displaces running ones of lower priority; among equals, one gives way only to those
+    whose turn came before its own, so that the first of them always gets to its end. Steps are committed in the order
+    in which they were scheduled.
     """
 
     def __init__(self, config: SchedulerConfig, groups: list[CacheGroup], drafter: Drafter | None = None) -> None:
@@ -33,7 +35,7 @@ class Scheduler:
         self.config = config
         self.drafter = drafter
         self.tables = BlockTables(groups, config.kv_dtype)
-        self.waiting: list[Sequence] = []
+        self.waiting = FairQueue()
         self.running: list[Sequence] = []
         self.requests: dict[str, list[Sequence]] = {}  # those with an unfinished sequence
         self.num_preemptions = 0
@@ -77,7 +79,7 @@ class Scheduler:
         sequence = Sequence(request, 0, self._arrivals, len(self.tables.groups))
         self._arrivals += 1
         self.requests[request.request_id] = [sequence]
-        insort(self.waiting, sequence, key=_order)
+        self.waiting.push(sequence)
         return sequence
 
     def abort(self, request_id: str, reason: str = "abort") -> list[SequenceOutput]:
@@ -97,7 +99,10 @@ class Scheduler:
         """Ends a sequence and gives its blocks back. Finishing twice changes nothing."""
         if sequence.status is Status.FINISHED:
             return
-        _remove(self.running if sequence.status is Status.RUNNING else self.waiting, sequence)
+        if sequence.status is Status.RUNNING:
+            _remove(self.running, sequence)
+        else:
+            self.waiting.remove(sequence)
         self.tables.release(sequence)
         sequence.status = Status.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
@@ -114,8 +119,8 @@ class Scheduler:
         """The next step, or None where nothing can be computed before a step in flight is committed."""
         tables = self.tables
         batch = Batch(tables.last_step + 1, [], [], [[] for _ in tables.groups])
-        if self.waiting and self.running:
-            self._yield_to_priority(self.waiting[0])
+        if self.running and self.running[-1].order[0] > self.waiting.priority and (head := self.waiting.first()):
+            self._yield_to_priority(head)
         if self.drafter is not None:
             self._draft(self.drafter)
         if self._schedule_running(batch) and self.waiting:
@@ -164,8 +169,8 @@ class Scheduler:
         """Drafts for decoding sequences, oldest first, out of the rows and of half the tokens that others leave."""
         config, running = self.config, self.running
         rows = config.max_output_rows - sum(s.request.params.n if s.num_output_tokens == 0 else 1 for s in running)
-        if self.waiting:
-            rows -= self.waiting[0].request.params.n
+        if (head := self.waiting.first()) is not None:
+            rows -= head.request.params.n
         room = min(rows, (config.max_num_batched_tokens - len(running)) // 2)
         for sequence in running:
             if room < 1:
@@ -201,22 +206,21 @@ class Scheduler:
 
     def _schedule_waiting(self, batch: Batch) -> None:
         """Admits sequences in order, until one does not fit."""
-        position = 0
-        config = self.config
-        while position < len(self.waiting) and len(self.running) < config.max_num_seqs:
-            if batch.num_tokens >= config.max_num_batched_tokens:
-                return
-            sequence = self.waiting[position]
+        config, waiting = self.config, self.waiting
+        while len(self.running) < config.max_num_seqs and batch.num_tokens < config.max_num_batched_tokens:
+            sequence = waiting.take_turn()
+            if sequence is None:
+                break
             num_hits = self.tables.find_prefix(sequence) if self._reads_cache(sequence) else 0
             if num_hits is None:
-                position += 1
+                waiting.pass_over(sequence)
                 continue
             self.tables.share_prefix(sequence, num_hits)
             count = self._count(sequence, batch)
             if count == 0 or not self.tables.reserve(sequence, count, batch):
                 self.tables.unshare_prefix(sequence)
-                return
-            del self.waiting[position]
+                break
+            waiting.remove(sequence)
             insort(self.running, sequence, key=_order)
             sequence.status = Status.RUNNING
             if sequence.scheduled_time == 0.0:
@@ -226,6 +230,7 @@ class Scheduler:
                 self.num_prefix_query_blocks += sequence.num_prompt_tokens // self.tables.block_size
                 self.num_prefix_hits += sequence.num_cached_tokens
             self._append(sequence, count, batch)
+        waiting.recall()
 
     def _count(self, sequence: Sequence, batch: Batch) -> int:
         """How many of the tokens that the sequence is behind go into the step."""
@@ -265,7 +270,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, count: int, batch: Batch) -> None:
         """Puts `count` reserved tokens of a sequence into the step and counts them as computed."""
         request, token_ids, start = sequence.request, sequence.token_ids, sequence.num_computed_tokens
-        num_prompt, end = sequence.num_prompt_tokens, start + count
+        num_prompt, end, rows_before = sequence.num_prompt_tokens, start + count, batch.num_rows
         if start == len(token_ids):
             token_ids.append(-1)
         num_drafts = 0
@@ -285,6 +290,7 @@ class Scheduler:
             batch.num_rows += rows[1] - rows[0]
         batch.ranges.append(ScheduledRange(sequence, start, count, indices, num_drafts, rows, sequence.num_preemptions))
         batch.num_tokens += count
+        sequence.share.charge(count, batch.num_rows - rows_before)
         sequence.num_computed_tokens = end
 
     def _yield_to_priority(self, head: Sequence) -> None:
@@ -301,7 +307,7 @@ class Scheduler:
         sequence.status = Status.WAITING
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self.waiting, sequence, key=_order)
+        self.waiting.push(sequence)
 
     # Committing.
 
@@ -389,8 +395,10 @@ class Scheduler:
         child.num_cached_tokens, child.scheduled_time = parent.num_cached_tokens, parent.scheduled_time
         if len(self.running) < self.config.max_num_seqs:
             self.tables.fork(parent, child)
-            child.status = Status.RUNNING
-        insort(self.running if child.status is Status.RUNNING else self.waiting, child, key=_order)
+            child.status, child.share = Status.RUNNING, parent.share
+            insort(self.running, child, key=_order)
+        else:
+            self.waiting.push(child)
         self.requests[parent.request.request_id].append(child)
         return child
 
@@ -400,8 +408,9 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts law L2 and the invariants of sequences; for tests, walks everything."""
+        self.waiting.check()
+        assert self.running == sorted(self.running, key=_order), "running sequences are out of order"
         for queue, status in ((self.waiting, Status.WAITING), (self.running, Status.RUNNING)):
-            assert queue == sorted(queue, key=_order), "a queue is out of order"
             for sequence in queue:
                 assert sequence.status is status and sequence in self.requests[sequence.request.request_id]
                 assert sequence.num_computed_tokens <= len(sequence.token_ids) + len(sequence.draft_token_ids)
