@@ -21,7 +21,7 @@ from octavo.config import EngineConfig
 from octavo.engine.admission import Limits, admit
 from octavo.engine.drafter import NgramDrafter
 from octavo.engine.engine import Engine
-from octavo.engine.request import Request
+from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
 from octavo.errors import ConfigError, ModelError, RequestError
 from octavo.model.architectures import Model, load_architecture_file, resolve_model
@@ -96,8 +96,10 @@ class LoadedModel:
         params: SamplingParams,
         *,
         prompt: str | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         cache_salt: str | None = None,
+        tenant: Tenant = EVERYONE,
+        user: str | None = None,
     ) -> Request:
         """The admission gate, with what it needs to know of this model. Raises RequestError."""
         for name in ("logprobs", "prompt_logprobs"):
@@ -113,6 +115,8 @@ class LoadedModel:
             bad_word_ids=bad_word_ids(self.tokenizer, params.bad_words or ()),
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
+            user=user,
         )
 
     def close(self) -> None:

@@ -383,6 +383,13 @@ class ServerConfig(Options):
         names,
         secret=True,
     )
+    api_key_file: str | None = option(
+        None,
+        "TOML file with a table [[keys]] for each key: its key and name, and if wanted weight (of its share; 1) and "
+        "priority_ceiling.",
+        optional(path_text),
+        metavar="FILE",
+    )
     allowed_origins: tuple[str, ...] = option((), "Origins that browsers may call from. Default: none.", names)
     allowed_methods: tuple[str, ...] = option(("GET", "POST"), "Methods that those origins may use.", names)
     allowed_headers: tuple[str, ...] = option(

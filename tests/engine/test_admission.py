@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.engine.admission import Limits, admit
+from octavo.engine.request import Tenant
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 
@@ -14,7 +15,7 @@ LIMITS = Limits(vocab_size=50, max_model_len=20, max_sequence_tokens=100, eos_to
 
 
 def refused(prompt: object = (1, 2), limits: Limits = LIMITS, **options) -> RequestError:
-    names = {"priority", "cache_salt", "pooling"} & options.keys()
+    names = {"priority", "cache_salt", "pooling", "tenant"} & options.keys()
     with pytest.raises(RequestError) as caught:
         params = SamplingParams(**{name: value for name, value in options.items() if name not in names})
         admit("r", prompt, params, limits, **{name: options[name] for name in names})
@@ -119,6 +120,28 @@ def test_a_priority_is_taken_where_the_policy_says_so() -> None:
     by_priority = replace(LIMITS, takes_priority=True)
     assert admit("r", [1], SamplingParams(), by_priority, priority=-1).priority == -1
     assert refused(limits=by_priority, priority=2**40).param == "priority"
+
+
+def test_a_key_may_ask_for_priorities_up_to_its_ceiling() -> None:
+    limits, tenant = replace(LIMITS, takes_priority=True), Tenant("batch", priority_ceiling=5)
+    error = refused(limits=limits, tenant=tenant, priority=4)
+    assert error.param == "priority" and "4" in str(error) and "5" in str(error)
+    assert refused(limits=limits, tenant=tenant, priority=0).param == "priority"
+    for asked, got in ((5, 5), (9, 9), (None, 5)):
+        assert admit("r", [1], SamplingParams(), limits, tenant=tenant, priority=asked).priority == got
+    urgent = Tenant("urgent", priority_ceiling=-3)
+    for asked, got in ((-3, -3), (None, 0), (7, 7)):
+        assert admit("r", [1], SamplingParams(), limits, tenant=urgent, priority=asked).priority == got
+    assert refused(limits=limits, tenant=urgent, priority=-4).param == "priority"
+
+
+def test_a_user_is_remembered_in_a_size_of_its_own() -> None:
+    def user(name: str | None) -> bytes:
+        return admit("r", [1], SamplingParams(), LIMITS, user=name).user
+
+    assert len(user("x" * 10**6)) == len(user("y")) == len(user("\ud800")) == 16
+    assert len({user("x"), user("y"), user("x" * 10**6)}) == 3 and user("x") == user("x")
+    assert user(None) == user("") == b""
 
 
 def test_eos_and_ignore_eos() -> None:

@@ -57,8 +57,7 @@ class SmallService:
         params: SamplingParams,
         *,
         prompt: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        **facts: Any,
     ) -> Request:
         words: Sequence[str] = params.bad_words or ()
         bad = tuple(tuple(self.tokenizer.encode(word, add_special_tokens=False)) for word in words)
@@ -69,8 +68,7 @@ class SmallService:
             self.limits,
             prompt=prompt,
             bad_word_ids=bad,
-            priority=priority,
-            cache_salt=cache_salt,
+            **facts,
         )
 
 

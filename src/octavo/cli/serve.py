@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.cli.options import add_flags, add_model, read_engine_flags, read_flags
 from octavo.config import EngineConfig, ServerConfig
+from octavo.errors import ConfigError
 
 
 def add_parser(commands: Any) -> None:
@@ -33,9 +34,15 @@ def run(args: argparse.Namespace) -> int:
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
 
+    from octavo.server.auth import read_keys
     from octavo.server.tls import check_tls
 
     check_tls(config)
+    for tenant in read_keys(config).values():
+        if tenant.priority_ceiling is not None and engine_config.scheduling_policy != "priority":
+            raise ConfigError(
+                f"The key {tenant.name!r} has a priority_ceiling, which needs --scheduling-policy priority."
+            )
     from octavo.server.run import bind, serve
 
     # The port is taken before the model is loaded: a second server fails at once, not after minutes.

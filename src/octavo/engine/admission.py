@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from numbers import Integral
 
-from octavo.engine.request import Request
+from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 
@@ -41,15 +41,18 @@ def admit(
     *,
     prompt: str | None = None,
     bad_word_ids: tuple[tuple[int, ...], ...] = (),
-    priority: int = 0,
+    priority: int | None = None,
     cache_salt: str | None = None,
     pooling: str | None = None,
     adapter: str | None = None,
+    tenant: Tenant = EVERYONE,
+    user: str | None = None,
 ) -> Request:
     """A request that the engine can finish, or RequestError naming the field.
 
     max_tokens is cut to what the context leaves (None: all of it); the prompt is never cut unless
-    truncate_prompt_tokens asks for it, and then its last tokens stay.
+    truncate_prompt_tokens asks for it, and then its last tokens stay. priority None is 0, or the highest that the
+    tenant may ask for where that is lower.
     """
     token_ids = _prompt(prompt_token_ids, params, limits)
     room = limits.max_model_len - len(token_ids)
@@ -77,14 +80,7 @@ def admit(
                 raise RequestError(
                     f"{name} holds token id {token_id}, but the vocabulary has {limits.vocab_size} tokens.", name
                 )
-    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise RequestError(f"priority must be an integer of 32 bits, got {priority!r:.60}.", "priority")
-    if priority and not limits.takes_priority:
-        raise RequestError(
-            'priority needs scheduling_policy="priority" (--scheduling-policy priority), '
-            f"without which requests go by arrival; got {priority}.",
-            "priority",
-        )
+    priority = _priority(priority, tenant, limits)
     if cache_salt is not None and not (isinstance(cache_salt, str) and 0 < len(cache_salt) <= MAX_SALT_CHARACTERS):
         raise RequestError(
             f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters, got {cache_salt!r:.60}.",
@@ -114,7 +110,31 @@ def admit(
         cache_salt,
         pooling,
         adapter,
+        tenant,
+        # Of one size, whatever clients send: the queue remembers users.
+        sha256(user.encode("utf-8", "surrogatepass")).digest()[:16] if user else b"",
     )
+
+
+def _priority(priority: int | None, tenant: Tenant, limits: Limits) -> int:
+    ceiling = tenant.priority_ceiling
+    if priority is None:
+        return max(0, ceiling) if ceiling is not None and limits.takes_priority else 0
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority must be an integer of 32 bits, got {priority!r:.60}.", "priority")
+    if priority and not limits.takes_priority:
+        raise RequestError(
+            'priority needs scheduling_policy="priority" (--scheduling-policy priority), '
+            f"without which requests go by arrival; got {priority}.",
+            "priority",
+        )
+    if ceiling is not None and priority < ceiling and limits.takes_priority:
+        raise RequestError(
+            f"priority {priority} is above what this key may ask for, where lower numbers go first: use {ceiling} or "
+            "more, or leave it out.",
+            "priority",
+        )
+    return priority
 
 
 def _prompt(prompt_token_ids: Sequence[int], params: SamplingParams, limits: Limits) -> tuple[int, ...]:

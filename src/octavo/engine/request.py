@@ -17,6 +17,7 @@ class Tenant:
 
     name: str = "everyone"  # unique; never a key
     weight: float = 1.0  # of its share, beside other tenants'
+    priority_ceiling: int | None = None  # the lowest number, that is the highest priority, it may ask for
 
 
 EVERYONE = Tenant()

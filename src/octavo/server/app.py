@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from octavo._version import __version__
 from octavo.errors import OctavoError
 from octavo.server import chat, completions, docs, models, operations, tokens
-from octavo.server.auth import Authentication
+from octavo.server.auth import Authentication, read_keys
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, on_error, on_http_error
 from octavo.server.request_id import RequestIds
@@ -40,8 +40,8 @@ def create_app(context: ServerContext) -> FastAPI:
     for kind in (ClientGone, ClientDisconnect):
         app.add_exception_handler(kind, on_client_gone)
     # The one added last is the outermost. Preflights carry no key, so that origins are outside of authentication.
-    if config.api_key:
-        app.add_middleware(Authentication, keys=config.api_key)
+    if config.api_key or config.api_key_file:
+        app.add_middleware(Authentication, keys=read_keys(config))
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.engine.outputs import RequestOutput, SequenceOutput
+from octavo.server.auth import tenant_of
 from octavo.server.context import Call, ServerContext
 from octavo.server.convert import chat_request, last_text
 from octavo.server.docs import takes
@@ -26,7 +27,7 @@ def router(context: ServerContext) -> APIRouter:
     async def create_chat_completion(http: Request) -> Response:
         """Answers a conversation. With stream=true the reply is a stream of server-sent events."""
         body = await context.reader.read(http, ChatRequest)
-        call = context.call("chatcmpl", body.model)
+        call = context.call("chatcmpl", body.model, tenant_of(http))
         request = await context.off_loop(body, chat_request, context.service, body, call, context.config.max_n)
         generation = context.start([request])
         if body.stream:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.request import Request as EngineRequest
+from octavo.server.auth import tenant_of
 from octavo.server.context import Call, ServerContext
 from octavo.server.convert import completion_requests
 from octavo.server.docs import takes
@@ -28,7 +29,7 @@ def router(context: ServerContext) -> APIRouter:
     async def create_completion(http: Request) -> Response:
         """Continues one prompt or several. With stream=true the reply is a stream of server-sent events."""
         body = await context.reader.read(http, CompletionRequest)
-        call = context.call("cmpl", body.model)
+        call = context.call("cmpl", body.model, tenant_of(http))
         requests = await context.off_loop(body, completion_requests, context.service, body, call, context.config.max_n)
         generation = context.start(requests)
         if body.stream:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from octavo.config import ServerConfig
-from octavo.engine.request import Request
+from octavo.engine.request import Request, Tenant
 from octavo.server.body import BodyReader
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
@@ -37,6 +37,7 @@ class Call:
     id: str
     created: int
     model: str
+    tenant: Tenant
 
 
 class ServerContext:
@@ -57,11 +58,12 @@ class ServerContext:
         threads = self._large if body.num_bytes > LARGE_BYTES else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: function(*args, **kwargs))
 
-    def call(self, prefix: str, model: str | None) -> Call:
+    def call(self, prefix: str, model: str | None, tenant: Tenant) -> Call:
         """A new call; its id is made here, whatever the client sent. Raises ApiError: unknown model, shutting down."""
         if self.draining:
             raise ApiError(503, "The server is shutting down.", headers={"retry-after": "10"})
-        return Call(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model_name(model))
+        call_id = f"{prefix}-{uuid.uuid4().hex}"
+        return Call(call_id, int(time.time()), self.model_name(model), tenant)
 
     def model_name(self, name: str | None) -> str:
         """The name to echo. Absent means the first served name."""

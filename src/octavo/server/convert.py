@@ -39,7 +39,7 @@ def completion_requests(service: Service, body: CompletionRequest, call: Call, m
     add_special = body.add_special_tokens is not False
     truncated = params.truncate_prompt_tokens is not None
     prompts = [encode_prompt(service, entry, add_special, truncated) for entry in entries]
-    return [_admit(service, f"{call.id}-{i}", prompt, params, body) for i, prompt in enumerate(prompts)]
+    return [_admit(service, call, i, prompt, params, body) for i, prompt in enumerate(prompts)]
 
 
 def chat_request(service: Service, body: ChatRequest, call: Call, max_n: int) -> Request:
@@ -52,7 +52,7 @@ def chat_request(service: Service, body: ChatRequest, call: Call, max_n: int) ->
     if params.n > max_n:
         raise bad_request(f"n={params.n} exceeds the limit of {max_n} sequences for one request (--max-n).", "n")
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
-    return _admit(service, f"{call.id}-0", prompt, params, body)
+    return _admit(service, call, 0, prompt, params, body)
 
 
 def sampling_params(service: Service, body: SamplingFields, **overrides: Any) -> SamplingParams:
@@ -145,14 +145,18 @@ def texts_in(messages: list[Any]) -> Iterator[str]:
                 yield text
 
 
-def _admit(service: Service, request_id: str, prompt: Prompt, params: SamplingParams, body: SamplingFields) -> Request:
+def _admit(
+    service: Service, call: Call, position: int, prompt: Prompt, params: SamplingParams, body: SamplingFields
+) -> Request:
     return service.admit(
-        request_id,
+        f"{call.id}-{position}",
         prompt.token_ids,
         params,
         prompt=prompt.text,
-        priority=body.priority or 0,
+        priority=body.priority,
         cache_salt=body.cache_salt,
+        tenant=call.tenant,
+        user=body.user,
     )
 
 

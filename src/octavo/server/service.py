@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.request import Request
+from octavo.engine.request import Request, Tenant
 from octavo.sampling_params import SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
@@ -62,8 +62,10 @@ class Service(Protocol):
         params: SamplingParams,
         *,
         prompt: str | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         cache_salt: str | None = None,
+        tenant: Tenant = ...,
+        user: str | None = None,
     ) -> Request:
         """The admission gate; called off the event loop. Raises RequestError."""
         ...
