@@ -52,18 +52,30 @@ class AsyncLLM:
         return self._model.max_token_bytes
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str, priority: int = 0
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields what has come of the request: all so far, only what is new, or only the end, by `output_kind`.
 
         A DELTA output holds the sequences that have something new; its cumulative_logprob is that of all so far.
-        Leaving the iteration early aborts the request. Raises RequestError, EngineFullError, GenerationError.
+        Leaving the iteration early aborts the request; past `timeout` seconds it ends with GenerationError. Raises
+        RequestError, EngineFullError, GenerationError.
         """
 
         def admitted() -> Request:
             text, token_ids = tokenize_prompt(self.tokenizer, prompt)
             return self.admit(
-                request_id, token_ids, sampling_params, prompt=text, priority=priority, cache_salt=cache_salt_of(prompt)
+                request_id,
+                token_ids,
+                sampling_params,
+                prompt=text,
+                priority=priority,
+                cache_salt=cache_salt_of(prompt),
+                timeout=timeout,
             )
 
         request = await asyncio.to_thread(admitted)

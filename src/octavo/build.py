@@ -100,6 +100,7 @@ class LoadedModel:
         cache_salt: str | None = None,
         tenant: Tenant = EVERYONE,
         user: str | None = None,
+        timeout: float | None = None,
     ) -> Request:
         """The admission gate, with what it needs to know of this model. Raises RequestError."""
         for name in ("logprobs", "prompt_logprobs"):
@@ -117,6 +118,7 @@ class LoadedModel:
             cache_salt=cache_salt,
             tenant=tenant,
             user=user,
+            timeout=timeout,
         )
 
     def close(self) -> None:

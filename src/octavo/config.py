@@ -401,6 +401,12 @@ class ServerConfig(Options):
     root_path: str = option("", "Path prefix that a proxy adds.", lambda value: value if value == "" else text(value))
     max_body_size: int = option(16 << 20, "Largest request body, in bytes (16MiB).", memory_size)
     max_n: int = option(128, "Most sequences (n times prompts) that one request may ask for.", whole_number(1, 1 << 16))
+    request_timeout: float | None = option(
+        None,
+        "Seconds after which a request that brings no timeout of its own ends with 504. Default: no limit.",
+        optional(real_number(0.0, 86400.0, low_open=True)),
+        metavar="X",
+    )
     stall_timeout: float = option(
         60.0,
         "Seconds a client may leave its stream unread before it is aborted.",

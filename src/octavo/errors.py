@@ -37,8 +37,8 @@ class EngineDeadError(OctavoError):
 
 
 class GenerationError(OctavoError):
-    """Requests failed in a step, past the gate. `outputs` holds what came of every prompt, in their order: those at the
-    positions `failed` are cut short and say why in `error`, the others are whole.
+    """Requests failed in a step, past the gate, or reached their timeouts. `outputs` holds what came of every prompt,
+    in their order: those at the positions `failed` are cut short and say why in `error`, the others are whole.
     """
 
     def __init__(self, outputs: Sequence[Any]) -> None:

@@ -35,20 +35,24 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in their order.
 
         prompts: a text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a list of these; a dict may
         have a "cache_salt", and prompts share computed blocks only with those of the same salt.
         sampling_params: one for all, or one for each. priority: one for each, lower goes first; needs
-        scheduling_policy="priority". Raises RequestError (a ValueError) if any of them is not possible; then none has
-        run. Raises GenerationError if one fails while it runs; the others run to their ends, and it holds them.
+        scheduling_policy="priority". timeout: seconds after which what has not ended is cut short.
+        Raises RequestError (a ValueError) if any of them is not possible; then none has run. Raises GenerationError if
+        one fails while it runs or is cut short by its timeout (finish_reason "timeout"); the others run to their ends,
+        and it holds them.
         """
         many = list_of_prompts(prompts)
         params = self._params_for(sampling_params, len(many))
         tokenizer = self.get_tokenizer()
         salts = [cache_salt_of(prompt) for prompt in many]
-        return self._run([tokenize_prompt(tokenizer, prompt) for prompt in many], params, use_tqdm, priority, salts)
+        tokens = [tokenize_prompt(tokenizer, prompt) for prompt in many]
+        return self._run(tokens, params, use_tqdm, priority, timeout, salts)
 
     def chat(
         self,
@@ -57,6 +61,7 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        timeout: float | None = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Like generate, for one conversation or a list of them, through the model's chat template."""
@@ -73,7 +78,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run([(None, ids) for ids in token_ids], params, use_tqdm, None)
+        return self._run([(None, ids) for ids in token_ids], params, use_tqdm, None, timeout)
 
     def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[Any]:
         raise RequestError("Beam search is not implemented yet; use SamplingParams with n > 1.")
@@ -133,12 +138,15 @@ class LLM:
         params: list[SamplingParams],
         use_tqdm: bool,
         priority: Sequence[int] | None,
+        timeout: float | None,
         salts: Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         model = self._loaded()
         priorities = self._priorities_for(priority, len(prompts))
         requests = [
-            model.admit(f"llm-{next(self._ids)}", ids, param, prompt=text, priority=order, cache_salt=salt)
+            model.admit(
+                f"llm-{next(self._ids)}", ids, param, prompt=text, priority=order, cache_salt=salt, timeout=timeout
+            )
             for (text, ids), param, order, salt in zip(
                 prompts, params, priorities, salts or [None] * len(prompts), strict=True
             )

@@ -184,6 +184,8 @@ def request(
     salt: str | None = None,
     tenant: Tenant = EVERYONE,
     user: bytes = b"",
+    arrival_time: float = 0.0,
+    timeout: float | None = None,
     **params,
 ) -> Request:
     return Request(
@@ -194,10 +196,12 @@ def request(
         max_tokens,
         stop | eos,
         eos,
+        arrival_time=arrival_time,
         priority=priority,
         cache_salt=salt,
         tenant=tenant,
         user=user,
+        timeout=timeout,
     )
 
 
@@ -234,8 +238,8 @@ class World:
         for index in range(new.params.n):
             self.results[new.request_id, index] = Collected()
 
-    def abort(self, request_id: str) -> None:
-        self._collect(self.scheduler.abort(request_id))
+    def abort(self, request_id: str, reason: str = "abort") -> None:
+        self._collect(self.scheduler.abort(request_id, reason))
 
     def step(self) -> bool:
         """Schedules one step and commits the oldest in flight where there are enough; False where nothing happened."""
@@ -352,7 +356,7 @@ class World:
         for (request_id, index), result in self.results.items():
             asked = self.requests[request_id]
             tokens, reason = self.oracle.run(asked, index)
-            if result.reason in ("abort", "error"):
+            if result.reason in ("abort", "error", "timeout"):
                 assert result.tokens == tokens[: len(result.tokens)]
                 continue
             assert (result.tokens, result.reason) == (tokens, reason), f"{request_id}/{index}"

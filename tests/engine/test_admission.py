@@ -15,7 +15,7 @@ LIMITS = Limits(vocab_size=50, max_model_len=20, max_sequence_tokens=100, eos_to
 
 
 def refused(prompt: object = (1, 2), limits: Limits = LIMITS, **options) -> RequestError:
-    names = {"priority", "cache_salt", "pooling", "tenant"} & options.keys()
+    names = {"priority", "cache_salt", "pooling", "tenant", "timeout"} & options.keys()
     with pytest.raises(RequestError) as caught:
         params = SamplingParams(**{name: value for name, value in options.items() if name not in names})
         admit("r", prompt, params, limits, **{name: options[name] for name in names})
@@ -98,6 +98,14 @@ def test_ids_past_the_vocabulary(name: str, value: object) -> None:
         ("priority", True),
         ("priority", 2**40),
         ("priority", 0.5),
+        ("timeout", 0),
+        ("timeout", -1.5),
+        ("timeout", float("nan")),
+        ("timeout", float("inf")),
+        ("timeout", 86401),
+        ("timeout", 10**400),
+        ("timeout", True),
+        ("timeout", "5"),
     ],
 )
 def test_other_fields(name: str, value: object) -> None:

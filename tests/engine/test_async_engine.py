@@ -151,7 +151,8 @@ def test_a_waiting_request_can_leave_without_touching_the_running_one() -> None:
             await waiting.aclose()
             output = await running
             assert output.outputs[0].token_ids == Oracle([0]).run(request("a", PROMPT, max_tokens=60), 0)[0]
-            assert engine.stats().totals.request_success == {"stop": 0, "length": 1, "abort": 1, "error": 0}
+            ends = {reason: count for reason, count in engine.stats().totals.request_success.items() if count}
+            assert ends == {"length": 1, "abort": 1}
 
     asyncio.run(main())
 

@@ -2,12 +2,17 @@
 
 import dataclasses
 import logging
+import random
+import time
 
 import pytest
-from engine_world import FakeRunner, Oracle, request
+from engine_world import VOCAB, FakeRunner, Oracle, request
 
+from octavo.engine import engine as engine_module
+from octavo.engine.drafter import NgramDrafter
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.request import EVERYONE, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
 from octavo.sampling_params import SamplingParams
 
@@ -151,7 +156,7 @@ def test_a_failing_step_ends_its_requests_with_an_error(where: str, lookahead: i
     asked = request("c", PROMPT, max_tokens=20)
     tokens, _ = Oracle([0]).run(asked, 0)
     assert run(e, asked)["c"].outputs[0].token_ids == tokens
-    assert e.snapshot().totals.request_success == {"stop": 0, "length": 1, "abort": 0, "error": 3}
+    assert e.snapshot().totals.request_success == {"stop": 0, "length": 1, "abort": 0, "error": 3, "timeout": 0}
 
 
 class Spoiling(FakeRunner):
@@ -247,7 +252,7 @@ def test_counts_are_exact() -> None:
     snapshot = e.snapshot()
     totals = snapshot.totals
     generated = sum(len(c.token_ids) for output in outputs.values() for c in output.outputs) + 2
-    assert totals.request_success == {"stop": 4, "length": 6, "abort": 2, "error": 0}
+    assert totals.request_success == {"stop": 4, "length": 6, "abort": 2, "error": 0, "timeout": 0}
     assert totals.generation_tokens == generated
     assert totals.prompt_tokens == 10 * len(PROMPT)
     assert totals.prompt_tokens_cached == snapshot.prefix_hits
@@ -263,3 +268,123 @@ def test_counts_are_exact() -> None:
     ):
         assert sum(histogram.counts) == 10
     assert (snapshot.num_running, snapshot.num_waiting, snapshot.kv_cache_usage) == (0, 0, 0.0)
+
+
+class Clock:
+    """Time that goes on by itself only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_request_whose_time_is_over_ends_whatever_it_is_doing(
+    waits: bool, lookahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(engine_module, "time", clock)
+    e = engine(lookahead=lookahead, max_num_seqs=1)
+    other, late = request("other", PROMPT, max_tokens=60), request("late", PROMPT[::-1], max_tokens=60, n=2)
+    late = dataclasses.replace(late, arrival_time=clock.now, timeout=0.5)
+    results = {asked.request_id: RequestOutput.empty(asked) for asked in (other, late)}
+
+    def step() -> list:
+        news = e.step()
+        for output in news:
+            results[output.request_id].apply(output)
+        e.scheduler.check()
+        return news
+
+    for asked in (other, late) if waits else (late, other):
+        e.add(asked)
+    for _ in range(4):
+        step()
+    clock.now += 0.5
+    ended = [output for output in step() if output.request_id == "late" and output.finish_reason is not None]
+    assert [(output.index, output.finish_reason) for output in ended] == [(0, "timeout"), (1, "timeout")]
+    assert "timeout of 0.5 seconds" in results["late"].error
+    assert ("waited" in results["late"].error) == waits
+    while e.has_work():
+        step()
+    got = results["late"].outputs[0].token_ids
+    assert bool(got) != waits and got == Oracle([0]).run(late, 0)[0][: len(got)]
+    assert results["other"].outputs[0].token_ids == Oracle([0]).run(other, 0)[0]
+    assert {reason: n for reason, n in e.snapshot().totals.request_success.items() if n} == {"timeout": 2, "length": 1}
+    assert (e._live, e._deadlines, e.snapshot().kv_cache_usage) == ({}, [], 0.0)
+
+
+def test_one_that_is_in_time_leaves_no_deadline() -> None:
+    e = engine()
+    asked = [
+        dataclasses.replace(request(f"r{i}", PROMPT, max_tokens=5), arrival_time=time.monotonic(), timeout=1000.0 + i)
+        for i in range(20)
+    ]
+    results = run(e, *asked)
+    assert all(result.outputs[0].finish_reason == "length" for result in results.values())
+    assert e._deadlines == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants, users, priorities, timeouts, aborts, forks, drafts, salts and preemptions at once: laws L1 and L2."""
+    rng, clock = random.Random(seed), Clock()
+    monkeypatch.setattr(engine_module, "time", clock)
+    tenants = [EVERYONE, Tenant("light", 0.5), Tenant("heavy", 4.0)]
+    config = SchedulerConfig(rng.choice([4, 6]), rng.choice([8, 32]), 48, 32, num_speculative_tokens=3)
+    groups = [CacheGroup("full", rng.choice([12, 16]), 4)]
+    e = Engine(Scheduler(config, groups, NgramDrafter(3, 1)), FakeRunner(groups), Letters, lookahead=rng.choice([0, 1]))
+    asked, results, late = {}, {}, set()
+
+    def take(news: list) -> None:
+        for output in news:
+            results[output.request_id].apply(output)
+            if output.finish_reason == "timeout":
+                late.add(output.request_id)
+                assert asked[output.request_id].arrival_time + asked[output.request_id].timeout <= clock.now
+        e.scheduler.check()
+
+    def step() -> None:
+        take(e.step())
+        live = [asked[request_id] for request_id, whole in results.items() if not whole.finished]
+        assert all(one.timeout is None or one.arrival_time + one.timeout > clock.now for one in live)
+
+    for number in range(400):
+        clock.now += 0.5
+        chance = rng.random()
+        live = [request_id for request_id, whole in results.items() if not whole.finished]
+        if chance < 0.35 and len(live) < 20:
+            prompt = [rng.randrange(3)] * rng.randint(1, 20) + [rng.randrange(VOCAB)]  # drafts have something to find
+            one = request(
+                f"r{number}",
+                prompt,
+                max_tokens=rng.randint(1, 48 - len(prompt)),
+                seed=rng.randrange(3),
+                priority=rng.choice([0, 0, 1, -1]),
+                n=rng.choice([1, 1, 1, 3]),
+                salt=rng.choice([None, None, "salt"]),
+                tenant=rng.choice(tenants),
+                user=rng.choice([b"", b"one", b"two"]),
+                arrival_time=clock.now,
+                timeout=rng.choice([None, None, 0.2, 3.0, 20.0, 80.0]),
+                presence_penalty=rng.choice([0.0, 0.0, 1.0]),
+            )
+            asked[one.request_id], results[one.request_id] = one, RequestOutput.empty(one)
+            e.add(one)
+        elif chance < 0.4 and live:
+            take(e.abort(rng.choice(live)))
+        else:
+            step()
+    while e.has_work():
+        step()
+    for request_id, whole in results.items():
+        for output in whole.outputs:
+            tokens, reason = Oracle([0]).run(asked[request_id], output.index)
+            cut = output.finish_reason in ("abort", "timeout")
+            assert output.token_ids == (tokens[: len(output.token_ids)] if cut else tokens)
+            assert cut or output.finish_reason == reason
+    assert late and e.scheduler.num_preemptions and e.scheduler.num_drafts, "or this test would prove nothing"
+    assert (e._live, e._deadlines, e.snapshot().kv_cache_usage, len(e.scheduler.waiting)) == ({}, [], 0.0, 0)

@@ -78,7 +78,7 @@ def test_every_request_gets_its_own_tokens(world: World, steps: list) -> None:
         elif isinstance(step, int):
             live = sorted(world.scheduler.requests)
             if live:
-                world.abort(live[step % len(live)])
+                world.abort(live[step % len(live)], "timeout" if step % 2 else "abort")
         else:
             world.add(request(f"r{number}", **step))
         world.check()

@@ -175,6 +175,18 @@ def test_an_id_in_use_and_a_full_queue_are_refused(folder: Path) -> None:
         asyncio.run(all_of(llm, "a", sampled()))
 
 
+def test_past_its_timeout_an_iteration_ends_with_an_error(served: AsyncLLM) -> None:
+    async def main() -> None:
+        stream = served.generate("abc", sampled(OutputKind.DELTA, max_tokens=4000), "r", timeout=0.3)
+        assert (await anext(stream)).outputs[0].token_ids
+        with pytest.raises(GenerationError, match=r"timeout of 0\.3 seconds"):
+            async for _ in stream:
+                pass
+        await until(lambda: idle(served))
+
+    asyncio.run(main())
+
+
 def test_a_priority_needs_its_policy(served: AsyncLLM, folder: Path) -> None:
     async def ask(llm: AsyncLLM) -> list[RequestOutput]:
         return [output async for output in llm.generate("abc", sampled(), "r", priority=-1)]

@@ -201,6 +201,23 @@ def test_a_request_that_fails_is_named_and_the_others_are_whole(llm: LLM) -> Non
     assert not llm._loaded().engine.has_work()
 
 
+def test_past_its_timeout_a_request_is_cut_short_and_says_so(llm: LLM) -> None:
+    long = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
+    with pytest.raises(GenerationError, match=r"prompt 1 of 2.*timeout of 0\.3 seconds while it ran\.$") as caught:
+        llm.generate(["abc", "x"], [long, GREEDY], use_tqdm=False, timeout=0.3)
+    cut, whole = caught.value.outputs
+    assert caught.value.failed == [0] and cut.finished and cut.outputs[0].finish_reason == "timeout"
+    assert ids_of([whole]) == ids_of(run(llm, "x"))
+    got = cut.outputs[0].token_ids
+    assert 0 < len(got) < 3000 and got[:6] == ids_of(run(llm, "abc"))[0]
+    assert not llm._loaded().engine.has_work()
+    with pytest.raises(GenerationError):
+        llm.chat([USER], long, use_tqdm=False, timeout=0.1)
+    assert len(run(llm, "abc", GREEDY)) == len(llm.generate("abc", GREEDY, use_tqdm=False, timeout=60.0))
+    with pytest.raises(RequestError, match="timeout"):
+        llm.generate("abc", GREEDY, use_tqdm=False, timeout=-1.0)
+
+
 def test_beam_search_is_refused_in_a_sentence(llm: LLM) -> None:
     with pytest.raises(RequestError, match="Beam search"):
         llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=3))

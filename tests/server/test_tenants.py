@@ -1,16 +1,19 @@
-"""Keys and users, as clients meet them on a socket."""
+"""Keys, users and deadlines, as clients meet them on a socket."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
-from server_world import World
+from server_world import World, wait_until
 
 from octavo.cli import main
 from octavo.config import ServerConfig
@@ -169,3 +172,56 @@ def test_a_key_file_that_is_wrong_stops_the_start(tmp_path: Path, content: str |
 def test_a_ceiling_without_priorities_stops_the_start(key_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["serve", "--api-key-file", key_file]) == main.WRONG_USE
     assert "'batch'" in (said := capsys.readouterr().err) and "--scheduling-policy priority" in said
+
+
+@pytest.mark.parametrize("body", [{"prompt": "a"}, {"messages": USER}])
+def test_a_timeout_ends_a_running_request(slow_world: World, body: dict[str, Any]) -> None:
+    world, path = slow_world, COMPLETIONS if "prompt" in body else CHAT
+    ended = world.metric("request_success_total", finished_reason="timeout")
+    started = time.monotonic()
+    response = world.client.post(path, json={**body, "max_tokens": 900, "timeout": 0.3})
+    assert 0.3 <= time.monotonic() - started < 4, "900 tokens take longer"
+    error = response.json()["error"]
+    assert response.status_code == error["code"] == 504 and error["type"] == "TimeoutError"
+    assert "0.3 seconds while it ran" in error["message"] and error["param"] == "timeout"
+    wait_until(world.is_idle)
+    lines = list(world.stream(path, **body, max_tokens=900, timeout=0.3))
+    data = [line.removeprefix("data: ") for line in lines if line]
+    assert data[-1] == "[DONE]" and json.loads(data[-2])["error"]["code"] == 504
+    assert len(data) > 5 and all("error" not in json.loads(chunk) for chunk in data[:-2])
+    wait_until(world.is_idle)
+    assert world.metric("request_success_total", finished_reason="timeout") == ended + 2
+    world.probe()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_timeout_ends_a_request_that_waits(make_world: Any, stream: bool) -> None:
+    world: World = make_world(max_num_seqs=1, step_seconds=0.005)
+    with world.client.stream("POST", COMPLETIONS, json={"prompt": "a", "stream": True, "max_tokens": 900}) as holder:
+        lines = holder.iter_lines()  # dropped, it would close the stream
+        next(lines)
+        response = world.anonymous.post(COMPLETIONS, json={"prompt": "a", "timeout": 0.1, "stream": stream})
+        assert response.status_code == (200 if stream else 504)
+        assert "0.1 seconds while it waited for its turn" in response.text
+        assert world.running() == 1 and world.waiting() == 0
+    world.probe()
+
+
+def test_the_server_has_a_timeout_for_requests_that_bring_none(make_world: Any) -> None:
+    world: World = make_world(step_seconds=0.005, request_timeout=0.2)
+    assert world.raw(COMPLETIONS, prompt="a", max_tokens=900)[0] == 504
+    assert world.post(COMPLETIONS, prompt="a", max_tokens=80, timeout=20)["usage"]["completion_tokens"] == 80
+    for wrong in (0, -1, "5", True, 1e400):
+        content = json.dumps({"prompt": "a", "timeout": wrong}).encode()
+        status, reply = world.send(COMPLETIONS, content)
+        assert status == 400 and (reply["error"]["param"] == "timeout" or wrong == 1e400)
+
+
+def test_the_official_client_does_not_repeat_what_timed_out(slow_world: World) -> None:
+    steps = slow_world.metric("request_success_total", finished_reason="timeout")
+    with (
+        openai.OpenAI(base_url=slow_world.url + "/v1", api_key="EMPTY", max_retries=3) as client,
+        pytest.raises(openai.InternalServerError, match=r"timeout of 0\.1"),
+    ):
+        client.completions.create(model="small", prompt="a", max_tokens=900, extra_body={"timeout": 0.1})
+    assert slow_world.metric("request_success_total", finished_reason="timeout") == steps + 1

@@ -12,6 +12,7 @@ from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
 
 MAX_SALT_CHARACTERS = 1024
+MAX_TIMEOUT = 86400  # seconds
 # What a seed drawn from the server's seed depends on, beside the prompt: the parameters that shape a distribution. Not
 # how much is asked or how it is shown, so that a longer answer begins with the shorter one.
 _SEEDED_BY = (
@@ -47,6 +48,7 @@ def admit(
     adapter: str | None = None,
     tenant: Tenant = EVERYONE,
     user: str | None = None,
+    timeout: float | None = None,
 ) -> Request:
     """A request that the engine can finish, or RequestError naming the field.
 
@@ -81,6 +83,13 @@ def admit(
                     f"{name} holds token id {token_id}, but the vocabulary has {limits.vocab_size} tokens.", name
                 )
     priority = _priority(priority, tenant, limits)
+    if timeout is not None:
+        # Written so that NaN fails it.
+        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not is_number or not 0 < timeout <= MAX_TIMEOUT:
+            raise RequestError(
+                f"timeout must be a number of seconds above 0 and up to {MAX_TIMEOUT}, got {timeout!r:.60}.", "timeout"
+            )
     if cache_salt is not None and not (isinstance(cache_salt, str) and 0 < len(cache_salt) <= MAX_SALT_CHARACTERS):
         raise RequestError(
             f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters, got {cache_salt!r:.60}.",
@@ -113,6 +122,7 @@ def admit(
         tenant,
         # Of one size, whatever clients send: the queue remembers users.
         sha256(user.encode("utf-8", "surrogatepass")).digest()[:16] if user else b"",
+        timeout,
     )
 
 

@@ -2,7 +2,9 @@
 
 import copy
 import logging
+import math
 import time
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -51,6 +53,11 @@ class _Live:
         self.last_times = [0.0] * request.params.n
         self.num_tokens = 0
 
+    @property
+    def deadline(self) -> tuple[float, str]:
+        """When its time is over, and its id; for ever without a timeout."""
+        return self.request.arrival_time + (self.request.timeout or math.inf), self.request.request_id
+
 
 class _FailedLaunch:
     def __init__(self, error: Exception) -> None:
@@ -67,7 +74,7 @@ class Engine:
     has finished is never idle between steps. An exception of the runner ends the requests of that step with
     finish_reason "error"; what can be told of one request ends that one: an error among the runner's outputs, outputs
     that cannot be committed, a failing detokenizer (its sequence). What `step` itself raises is a fault of the engine,
-    which is then dead.
+    which is then dead. A request whose time is over ends before the next step, with finish_reason "timeout".
     """
 
     def __init__(
@@ -86,13 +93,16 @@ class Engine:
         self._lookahead = lookahead
         self._in_flight: deque[tuple[Batch, Pending]] = deque()
         self._live: dict[str, _Live] = {}
+        self._deadlines: list[tuple[float, str]] = []  # of live requests that have one, sorted
 
     def add(self, request: Request) -> None:
         """Queues a request; RequestError where its id is in use or it could never fit."""
         make = self._make_detokenizer if request.params.detokenize else None
         detokenizers = [make(request, index) for index in range(request.params.n)] if make else []
         sequence = self.scheduler.add(request)
-        self._live[request.request_id] = _Live(request, sequence, detokenizers)
+        live = self._live[request.request_id] = _Live(request, sequence, detokenizers)
+        if request.timeout is not None:
+            insort(self._deadlines, live.deadline)
 
     def abort(self, request_id: str) -> list[SequenceOutput]:
         """Ends a request, also in mid-step; an unknown id is no error."""
@@ -107,19 +117,20 @@ class Engine:
 
     def step(self) -> list[SequenceOutput]:
         """Schedules and launches one step, and commits the oldest launched one; returns what it brought, with text."""
+        news = self._expire()
         batch = self.scheduler.schedule()
         if batch is not None:
             self._in_flight.append((batch, self._launch(batch)))
             self.stats.step_tokens.observe(batch.num_tokens)
         if not self._in_flight or (batch is not None and len(self._in_flight) <= self._lookahead):
-            return []
+            return news
         batch, pending = self._in_flight.popleft()
         try:
             outputs = pending.outputs()
         except Exception as error:
             logger.exception("Step %d failed; the %d requests in it end with an error.", batch.step, len(batch.ranges))
-            return self._deliver(self.scheduler.fail(batch, describe(error)))
-        return self._deliver(self.scheduler.commit(batch, outputs))
+            return news + self._deliver(self.scheduler.fail(batch, describe(error)))
+        return news + self._deliver(self.scheduler.commit(batch, outputs))
 
     def snapshot(self) -> Snapshot:
         """Numbers for metrics; may be called from another thread."""
@@ -145,6 +156,18 @@ class Engine:
 
     def close(self) -> None:
         self.runner.close()
+
+    def _expire(self) -> list[SequenceOutput]:
+        """Ends the requests whose time is over, whether they run or wait. A live one is always followed by a step."""
+        news: list[SequenceOutput] = []
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            live = self._live[self._deadlines[0][1]]
+            was = "it ran" if live.sequence.scheduled_time else "it waited for its turn"
+            ended = self._deliver(self.scheduler.abort(live.request.request_id, "timeout"))
+            for output in ended:
+                output.error = f"The request reached its timeout of {live.request.timeout:g} seconds while {was}."
+            news += ended
+        return news
 
     def _launch(self, batch: Batch) -> Pending:
         try:
@@ -197,7 +220,7 @@ class Engine:
 
     def _count(self, output: SequenceOutput, live: _Live, now: float) -> None:
         stats, request, num_tokens = self.stats, live.request, len(output.token_ids)
-        if not live.started and output.finish_reason not in ("abort", "error"):
+        if not live.started and output.finish_reason not in ("abort", "error", "timeout"):
             live.started = True
             stats.prompt_tokens += len(request.prompt_token_ids)
             stats.prompt_tokens_cached += output.num_cached_tokens
@@ -217,6 +240,8 @@ class Engine:
             if live.num_open == 0:
                 self._count_request(live, now)
                 del self._live[output.request_id]
+                if live.request.timeout is not None:
+                    del self._deadlines[bisect_left(self._deadlines, live.deadline)]
 
     def _count_request(self, live: _Live, now: float) -> None:
         stats, request = self.stats, live.request

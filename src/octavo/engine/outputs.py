@@ -27,12 +27,12 @@ class SequenceOutput:
     token_ids: list[int]  # new
     text: str = ""  # new
     logprobs: list[Logprobs] | None = None  # new, aligned with token_ids
-    finish_reason: str | None = None  # stop, length, abort, error
+    finish_reason: str | None = None  # stop, length, abort, error, timeout
     stop_reason: int | str | None = None
     prompt_logprobs: list[Logprobs | None] | None = None  # whole, once, with the first token; entry 0 is None
     num_cached_tokens: int = 0
     vector: Any = None
-    error: str | None = None  # why, where finish_reason is "error"
+    error: str | None = None  # why, where finish_reason is "error" or "timeout"
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class RequestOutput:
     finished: bool = False
     metrics: Any = None
     num_cached_tokens: int = 0
-    error: str | None = None  # why a sequence has finish_reason "error"
+    error: str | None = None  # why a sequence has finish_reason "error" or "timeout"
 
     @classmethod
     def empty(cls, request: Request) -> "RequestOutput":

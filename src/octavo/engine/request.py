@@ -43,6 +43,7 @@ class Request:
     adapter: str | None = None
     tenant: Tenant = EVERYONE
     user: bytes = b""  # of the tenant: a digest of the name that the client gave
+    timeout: float | None = None  # seconds from its arrival to its end
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ class Sequence:
         self.ngrams: tuple[dict[tuple[int, ...], int], array[int]] | None = None  # kept by a drafter
         self.waits_for: bytes | None = None  # key of a block that another sequence is computing
         self.status = Status.WAITING
-        self.finish_reason: str | None = None  # stop, length, abort, error
+        self.finish_reason: str | None = None  # stop, length, abort, error, timeout
         self.stop_reason: int | str | None = None  # the stop id or string, None for EOS
         self.cumulative_logprob = 0.0
         self.prompt_logprobs: list[TokenOutput] = []  # entry p scores prompt token p + 1

@@ -38,6 +38,7 @@ class Call:
     created: int
     model: str
     tenant: Tenant
+    timeout: float | None  # of requests that bring none
 
 
 class ServerContext:
@@ -63,7 +64,7 @@ class ServerContext:
         if self.draining:
             raise ApiError(503, "The server is shutting down.", headers={"retry-after": "10"})
         call_id = f"{prefix}-{uuid.uuid4().hex}"
-        return Call(call_id, int(time.time()), self.model_name(model), tenant)
+        return Call(call_id, int(time.time()), self.model_name(model), tenant, self.config.request_timeout)
 
     def model_name(self, name: str | None) -> str:
         """The name to echo. Absent means the first served name."""

@@ -157,6 +157,7 @@ def _admit(
         cache_salt=body.cache_salt,
         tenant=call.tenant,
         user=body.user,
+        timeout=call.timeout if body.timeout is None else body.timeout,
     )
 
 

@@ -13,13 +13,14 @@ from octavo.engine.request import Request
 from octavo.errors import OctavoError
 from octavo.server.errors import ApiError
 
+FAILURES = ("error", "abort", "timeout")
 Outputs = tuple[int, list[SequenceOutput]]  # position of the request in the call, what a step brought it
 
 
 def split_failures(outputs: Sequence[SequenceOutput]) -> tuple[list[SequenceOutput], list[SequenceOutput]]:
     """Outputs to show, and ends that are no answer."""
-    failed = [output for output in outputs if output.finish_reason in ("error", "abort")]
-    return [output for output in outputs if output.finish_reason not in ("error", "abort")], failed
+    failed = [output for output in outputs if output.finish_reason in FAILURES]
+    return [output for output in outputs if output.finish_reason not in FAILURES], failed
 
 
 def raise_for_failure(failed: Sequence[SequenceOutput]) -> None:
@@ -29,6 +30,10 @@ def raise_for_failure(failed: Sequence[SequenceOutput]) -> None:
             raise ApiError(500, "The engine met an error in a step of this request; the server's log says more.")
         if output.finish_reason == "abort":
             raise ApiError(503, "The request was aborted before its end: the server is shutting down.")
+        if output.finish_reason == "timeout":
+            # Not 408, which blames the client for a slow body and makes proxies send the request again. OpenAI's
+            # clients would do so at any of the two, unless told otherwise.
+            raise ApiError(504, str(output.error), "timeout", {"x-should-retry": "false"})
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

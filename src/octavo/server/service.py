@@ -66,6 +66,7 @@ class Service(Protocol):
         cache_salt: str | None = None,
         tenant: Tenant = ...,
         user: str | None = None,
+        timeout: float | None = None,
     ) -> Request:
         """The admission gate; called off the event loop. Raises RequestError."""
         ...

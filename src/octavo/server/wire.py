@@ -168,6 +168,7 @@ class SamplingFields(WireModel):
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    timeout: float | None = None
     echo: bool | None = None
     user: str | None = None
     request_id: str | None = None
