@@ -179,6 +179,7 @@ def build(config: EngineConfig) -> LoadedModel:
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
         max_num_queued=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens or 0,
         kv_dtype=kv_type,
     )
     available = available_memory()

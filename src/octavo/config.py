@@ -310,6 +310,12 @@ class EngineConfig(Options):
     max_num_queued_reqs: int = option(
         1024, "Most requests that may wait; past it the answer is 429.", whole_number(1, 1 << 20)
     )
+    max_num_queued_tokens: int | None = option(
+        None,
+        "Most prompt tokens that may wait or be in computation; past it the answer is 429. Default: no limit.",
+        optional(whole_number(1, 1 << 40)),
+        metavar="N",
+    )
     block_size: int = option(
         16, "Tokens of a block of the KV cache: a multiple of 16, up to 128.", whole_number(16, 128, 16)
     )

@@ -14,6 +14,7 @@ from engine_world import FakeRunner, Oracle, request
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.request import Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
 from octavo.errors import EngineDeadError, EngineFullError, RequestError
 
@@ -171,6 +172,88 @@ def test_past_the_bound_requests_are_refused_and_later_accepted() -> None:
             for stream in streams:
                 assert sum([len(news.token_ids) async for outputs in stream for news in outputs]) == 3
             assert (await whole(engine, request("over", PROMPT, max_tokens=2))).finished
+
+    asyncio.run(main())
+
+
+def test_prompts_of_more_tokens_than_may_wait_are_refused() -> None:
+    async def main() -> None:
+        with served(max_num_seqs=2, max_num_queued_tokens=20) as (engine, runner):
+            runner.gate.clear()
+            held = [engine.generate(request("long", PROMPT * 5, max_tokens=3))]  # more than the bound, but alone
+            with pytest.raises(EngineFullError, match="45 tokens"):
+                engine.generate(request("over", PROMPT))
+            runner.gate.set()
+            assert await anext(held[0])
+            runner.gate.clear()
+            held += [engine.generate(request(f"r{i}", PROMPT, max_tokens=3)) for i in range(2)]
+            assert engine.stats().num_tokens_waiting == 18
+            with pytest.raises(EngineFullError, match="18 tokens"):
+                engine.generate(request("over", PROMPT))
+            held.append(engine.generate(request("fits", PROMPT[:2], max_tokens=3)))
+            assert engine.stats().num_rejected == 2
+            runner.gate.set()
+            for stream in held:
+                async for _ in stream:
+                    pass
+            assert engine.stats().num_tokens_waiting == 0 and engine._prompts == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("bound", [{"max_num_queued": 2}, {"max_num_queued_tokens": 20}])
+def test_a_tenant_with_nothing_there_is_not_shut_out_by_a_full_queue(bound: dict) -> None:
+    async def main() -> None:
+        with served(max_num_seqs=1, **bound) as (engine, runner):
+            runner.gate.clear()
+            streams = []
+            with pytest.raises(EngineFullError):
+                for number in range(9):
+                    streams.append(engine.generate(request(f"a{number}", PROMPT, max_tokens=9, tenant=Tenant("a"))))
+            streams.append(engine.generate(request("b", PROMPT, max_tokens=9, tenant=Tenant("b"))))
+            with pytest.raises(EngineFullError):
+                engine.generate(request("b2", PROMPT, tenant=Tenant("b")))
+            runner.gate.set()
+            ends = []
+
+            async def read(stream) -> None:
+                async for _ in stream:
+                    pass
+                ends.append(stream.request.request_id)
+
+            await asyncio.gather(*map(read, streams))
+            assert ends[:2] == ["a0", "b"]
+
+    asyncio.run(main())
+
+
+def test_the_time_to_come_back_is_that_of_the_backlog() -> None:
+    """Measured where a request takes a known time and one runs after the other."""
+
+    async def main() -> None:
+        with served(max_num_seqs=1, max_num_queued=40) as (engine, runner):
+
+            def slowly(batch):
+                time.sleep(0.05)
+                return FakeRunner.launch(runner, batch)
+
+            runner.launch = slowly
+            for number in range(8):
+                await whole(engine, request(f"r{number}", PROMPT, max_tokens=2))
+            seconds = []
+            for most in (11, 31, 41):
+                engine._most = most
+                streams = []
+                with pytest.raises(EngineFullError) as caught:
+                    for number in range(50):
+                        streams.append(engine.generate(request(f"q{number}", PROMPT, max_tokens=2)))
+                seconds.append(caught.value.retry_after)
+                for stream in streams:
+                    await stream.aclose()
+                await until(lambda: idle(engine))
+            # A tenth of a second each, and more on a machine that is busy.
+            assert all(isinstance(number, int) for number in seconds)
+            assert 1 <= seconds[0] < seconds[1] < seconds[2] <= 60
 
     asyncio.run(main())
 

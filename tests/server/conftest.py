@@ -13,6 +13,7 @@ ENGINE_OPTIONS = {
     "num_blocks",
     "max_num_seqs",
     "max_num_queued",
+    "max_num_queued_tokens",
     "step_seconds",
     "poison",
     "template",

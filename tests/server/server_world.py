@@ -79,6 +79,7 @@ def small_service(
     num_blocks: int = 1024,
     max_num_seqs: int = 64,
     max_num_queued: int = 1024,
+    max_num_queued_tokens: int = 0,
     step_seconds: float = 0.0,
     poison: str | None = None,
     template: str | None = TEMPLATE,
@@ -94,6 +95,7 @@ def small_service(
         max_model_len=max_model_len,
         max_output_rows=256,
         max_num_queued=max_num_queued,
+        max_num_queued_tokens=max_num_queued_tokens,
     )
     scheduler = Scheduler(config, [CacheGroup("full", num_blocks, 16)])
 

@@ -1,4 +1,4 @@
-"""Keys, users and deadlines, as clients meet them on a socket."""
+"""Keys, users, deadlines and a full queue, as clients meet them on a socket."""
 
 from __future__ import annotations
 
@@ -225,3 +225,31 @@ def test_the_official_client_does_not_repeat_what_timed_out(slow_world: World) -
     ):
         client.completions.create(model="small", prompt="a", max_tokens=900, extra_body={"timeout": 0.1})
     assert slow_world.metric("request_success_total", finished_reason="timeout") == steps + 1
+
+
+def test_a_full_queue_says_when_to_come_back(make_world: Any) -> None:
+    """In whole seconds, more of them the more requests wait, by what requests have taken so far."""
+    world: World = make_world(max_num_seqs=1, max_num_queued_tokens=120, step_seconds=0.005)
+    for _ in range(4):
+        world.post(COMPLETIONS, prompt="a", max_tokens=30)
+
+    async def refused(prompts: list[str]) -> int:
+        """Retry-After where these wait."""
+        async with httpx.AsyncClient(base_url=world.url, timeout=60) as client:
+            body = {"max_tokens": 900}
+            held = [asyncio.ensure_future(client.post(COMPLETIONS, json={"prompt": p, **body})) for p in prompts]
+            while world.running() + world.waiting() < len(prompts):
+                await asyncio.sleep(0.002)
+            response = await client.post(COMPLETIONS, json={"prompt": "b" * 100})
+            for one in held:
+                one.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+        assert response.status_code == 429 and "wait" in response.json()["error"]["message"]
+        return int(response.headers["retry-after"])
+
+    few, many = (asyncio.run(refused(["a", *["c" * (110 // n)] * n])) for n in (2, 40))
+    assert 1 <= few < many <= 60
+    wait_until(world.is_idle)
+    assert world.metric("num_requests_rejected_total") == 2 and world.metric("num_tokens_waiting") == 0
+    assert world.post(COMPLETIONS, prompt="b" * 100, max_tokens=1)
+    world.probe()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -10,15 +11,17 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import SequenceOutput
 from octavo.engine.request import Request
-from octavo.engine.stats import Snapshot
+from octavo.engine.stats import BusyRate, Snapshot
 from octavo.errors import EngineDeadError, EngineFullError, OctavoError, RequestError
 
 logger = logging.getLogger(__name__)
+
+MOST_RETRY_SECONDS = 60  # a longer Retry-After makes OpenAI's clients choose a time of their own, or give up
 
 
 class OutputStream:
@@ -90,20 +93,26 @@ class Errand:
 class AsyncEngine:
     """One thread steps the engine: it takes requests and aborts from an inbox between steps, and sleeps without work.
 
-    At most max_num_seqs + max_num_queued requests are in it at once (no bound with max_num_queued = 0).
-    `step_timeout`: seconds after which a step that has not returned makes the engine unhealthy.
+    At most max_num_seqs + max_num_queued requests are in it at once, and prompts of max_num_queued_tokens tokens wait
+    or are being computed (0: no bound). A prompt that is longer by itself is taken when it is the only one, and a
+    tenant of which nothing is there gets one request in past both bounds: others that fill the queue cannot shut it
+    out. `step_timeout`: seconds after which a step that has not returned makes the engine unhealthy.
     """
 
     def __init__(self, engine: Engine, *, step_timeout: float = 120.0) -> None:
         config = engine.scheduler.config
         self._engine = engine
-        self._most = config.max_num_seqs + config.max_num_queued if config.max_num_queued else None
+        self._most = config.max_num_seqs + config.max_num_queued if config.max_num_queued else math.inf
+        self._most_tokens = config.max_num_queued_tokens or math.inf
         self._step_timeout = step_timeout
         self._step_started: float | None = None
         self._accepts = True
         self._error: OctavoError | None = None
         # Weak, so that a stream that its reader drops ends its request; each is taken out at its end, in its loop.
         self._streams: dict[str, weakref.ref[OutputStream]] = {}
+        self._prompts: dict[str, int] = {}  # tokens of the prompts that have brought no output yet
+        self._ends = BusyRate()  # of requests
+        self._num_rejected = 0
         # A request and its stream, an id to abort, what to do between two steps, or the end.
         self._inbox: queue.SimpleQueue[tuple[Request, weakref.ref[OutputStream]] | str | Errand | None] = (
             queue.SimpleQueue()
@@ -125,10 +134,10 @@ class AsyncEngine:
             raise EngineDeadError(str(self._error or "The engine is shutting down and takes no more requests."))
         if request.request_id in self._streams:
             raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
-        if self._most is not None and len(self._streams) >= self._most:
-            raise EngineFullError(f"The queue is full: {len(self._streams)} requests run or wait. Try again later.")
+        self._check_room(request)
         stream = OutputStream(self, request, asyncio.get_running_loop())
         self._streams[request.request_id] = weakref.ref(stream)
+        self._prompts[request.request_id] = len(request.prompt_token_ids)
         self._inbox.put((request, weakref.ref(stream)))
         if self._error is not None:  # died since: its thread may have missed this stream
             self._end_stream(stream, EngineDeadError(str(self._error)))
@@ -153,7 +162,8 @@ class AsyncEngine:
         return self._error is None and self._thread.is_alive() and not stuck
 
     def stats(self) -> Snapshot:
-        return self._engine.snapshot()
+        snapshot = self._engine.snapshot()
+        return replace(snapshot, num_tokens_waiting=self._num_tokens_waiting(), num_rejected=self._num_rejected)
 
     async def drain(self, timeout: float) -> None:
         """Takes no more requests, waits up to `timeout` seconds for those in it, then aborts the rest."""
@@ -174,18 +184,46 @@ class AsyncEngine:
         while self._streams and self._error is None and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
+    def _check_room(self, request: Request) -> None:
+        """Raises EngineFullError where the queue has no room for a request."""
+        num_live = len(self._streams)
+        num_tokens = self._num_tokens_waiting() if self._most_tokens < math.inf else 0
+        if num_live >= self._most:
+            full = f"{num_live} requests run or wait"
+        elif num_tokens and num_tokens + len(request.prompt_token_ids) > self._most_tokens:
+            full = f"prompts of {num_tokens} tokens wait"
+        else:
+            return
+        streams = (reference() for reference in list(self._streams.values()))
+        if not any(stream is not None and stream.request.tenant == request.tenant for stream in streams):
+            return
+        self._num_rejected += 1
+        # Once as many requests have ended as have not begun now, the place of each of them is free: a client that comes
+        # back then finds room, however many were sent away with it, as long as they fit the queue.
+        seconds = min(self._ends.seconds_for(len(self._prompts)), MOST_RETRY_SECONDS)
+        raise EngineFullError(f"The queue is full: {full}. Try again later.", max(1, math.ceil(seconds)))
+
+    def _num_tokens_waiting(self) -> int:
+        return sum(list(self._prompts.values()))
+
     def _forget(self, request_id: str) -> None:
         """Nobody will read this request's outputs."""
-        self._streams.pop(request_id, None)
+        self._close(request_id)
         self._inbox.put(request_id)
+
+    def _close(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        self._prompts.pop(request_id, None)
 
     # On the engine's thread.
 
     def _run(self) -> None:
         try:
             while self._take():
-                self._step_started = time.monotonic()
+                self._step_started = started = time.monotonic()
+                num_live = self._engine.num_live
                 outputs = self._engine.step() if self._engine.has_work() else []
+                self._ends.observe(num_live - self._engine.num_live, time.monotonic() - started)
                 self._step_started = None
                 self._send(outputs)
             self._error = EngineDeadError("The engine has been closed.")
@@ -256,10 +294,11 @@ class AsyncEngine:
         for stream, output in pairs:
             if stream._num_open:  # else its reader has left, and its id may be another's by now
                 stream._put(output)
+                self._prompts.pop(output.request_id, None)
                 if stream._num_open == 0:
-                    self._streams.pop(stream.request.request_id, None)
+                    self._close(output.request_id)
 
     def _end_stream(self, stream: OutputStream, error: OctavoError) -> None:
         if stream._num_open:
             stream._fail(error)
-            self._streams.pop(stream.request.request_id, None)
+            self._close(stream.request.request_id)

@@ -112,6 +112,11 @@ class Engine:
         """Lets no later request find what has been computed so far."""
         self.scheduler.reset_prefix_cache()
 
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
     def has_work(self) -> bool:
         return self.scheduler.has_work()
 

@@ -1,5 +1,6 @@
 """What the engine counts, as plain numbers: the server turns a snapshot into metrics."""
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
@@ -34,6 +35,28 @@ class Histogram:
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
+
+
+class BusyRate:
+    """How often something happens while there is work, the last minute of work weighing most.
+
+    Idle time is left out: it says nothing of how fast a queue would empty.
+    """
+
+    MEMORY = 60.0  # seconds of work after which an event weighs 1/e
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._events = 0.0
+
+    def observe(self, events: int, seconds: float) -> None:
+        kept = math.exp(-seconds / self.MEMORY)
+        self._seconds = self._seconds * kept + seconds
+        self._events = self._events * kept + events
+
+    def seconds_for(self, events: int) -> float:
+        """How long so many take. Before the first has happened it is taken to happen now."""
+        return events * self._seconds / max(self._events, 1.0)
 
 
 class EngineStats:
@@ -82,3 +105,5 @@ class Snapshot:
     num_accepted_tokens: int
     num_steps: int
     totals: EngineStats
+    num_tokens_waiting: int = 0  # of prompts that are not computed, as the bound on the queue counts them
+    num_rejected: int = 0  # requests that found the queue full

@@ -57,6 +57,7 @@ def _gauges(snapshot: Snapshot, labels: tuple[str, ...]) -> Iterator[Metric]:
     for name, text, value in (
         ("num_requests_running", "Sequences that run.", snapshot.num_running),
         ("num_requests_waiting", "Sequences that wait.", snapshot.num_waiting),
+        ("num_tokens_waiting", "Tokens of prompts that wait or are in computation.", snapshot.num_tokens_waiting),
         ("kv_cache_usage_perc", "Share of the KV cache's blocks in use, from 0 to 1.", snapshot.kv_cache_usage),
     ):
         gauge = GaugeMetricFamily(f"octavo:{name}", text, labels=LABELS)
@@ -71,6 +72,7 @@ def _counters(snapshot: Snapshot, labels: tuple[str, ...]) -> Iterator[Metric]:
         ("prompt_tokens_cached", "Prompt tokens found in the cache.", totals.prompt_tokens_cached),
         ("generation_tokens", "Generated tokens.", totals.generation_tokens),
         ("num_preemptions", "Sequences that lost their blocks to others.", snapshot.num_preemptions),
+        ("num_requests_rejected", "Requests that found the queue full.", snapshot.num_rejected),
         ("prefix_cache_queries", "Tokens looked for in the cache.", snapshot.prefix_queries),
         ("prefix_cache_hits", "Tokens found in the cache.", snapshot.prefix_hits),
         ("prefix_cache_query_blocks", "Blocks looked for in the cache.", snapshot.prefix_query_blocks),
