@@ -47,6 +47,7 @@ def test_the_official_client_reads_whole_replies_and_streams(world: World) -> No
             model="small",
             messages=[{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
             temperature=0.7,
+            seed=1,
             max_tokens=50,
             stream=True,
         )
