@@ -42,7 +42,7 @@ from octavo.runtime.sizing import (
     plan_pool,
     weight_bytes,
 )
-from octavo.sampling_params import MAX_N, SamplingParams
+from octavo.sampling_params import MAX_BEAM_STOPS, MAX_N, BeamSearchParams, SamplingParams
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.gguf_tokenizer import tokenizer_from_gguf
 from octavo.text.tokenizer import Tokenizer, tokenizer_from_folder
@@ -101,13 +101,14 @@ class LoadedModel:
         tenant: Tenant = EVERYONE,
         user: str | None = None,
         timeout: float | None = None,
+        beams: BeamSearchParams | None = None,
     ) -> Request:
         """The admission gate, with what it needs to know of this model. Raises RequestError."""
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
             if asked is not None and asked > self.max_logprobs:
                 raise RequestError(f"{name} is {asked}; this server gives at most {self.max_logprobs}.", name)
-        return admit(
+        request = admit(
             request_id,
             prompt_token_ids,
             params,
@@ -119,7 +120,10 @@ class LoadedModel:
             tenant=tenant,
             user=user,
             timeout=timeout,
+            beams=beams,
         )
+        self.engine.scheduler.check_fits(request)
+        return request
 
     def close(self) -> None:
         """Frees weights, cache and workspace."""
@@ -213,7 +217,9 @@ def build(config: EngineConfig) -> LoadedModel:
         threads,
     )
     logits = model.decoder(model.config, weights, ops)
-    sampling = _native.SampleInputs(max_rows, model.config.vocab_size, config.max_logprobs, threads)
+    # Of the row of a beam as many alternatives are needed as there may be beams and ids that end them.
+    most_logprobs = max(config.max_logprobs, min(config.max_num_seqs, MAX_N) + MAX_BEAM_STOPS)
+    sampling = _native.SampleInputs(max_rows, model.config.vocab_size, most_logprobs, threads)
     ops.sample(logits, sampling)
 
     def step_sizes(longest: int) -> tuple[int, int, int, list[int]]:
@@ -276,7 +282,7 @@ def build(config: EngineConfig) -> LoadedModel:
         model_root=source.origin or str(source.path),
         fingerprint=f"octavo-{__version__}-{isa.name}-{source.digest[:12]}",
         created=int(time.time()),
-        max_logprobs=sampling.max_logprobs,
+        max_logprobs=config.max_logprobs,
         cache_bytes=plan.bytes,
         weight_bytes=packed,
     )

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from octavo.build import LoadedModel, build
 from octavo.config import EngineConfig
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from octavo.errors import EngineDeadError, GenerationError, RequestError
 from octavo.prompts import Prompt, cache_salt_of, list_of_prompts, tokenize_prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams
@@ -80,8 +80,24 @@ class LLM:
         ]
         return self._run([(None, ids) for ids in token_ids], params, use_tqdm, None, timeout)
 
-    def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[Any]:
-        raise RequestError("Beam search is not implemented yet; use SamplingParams with n > 1.")
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best hypotheses of each prompt, the best first; prompts and errors are as for generate."""
+        many = list_of_prompts(prompts)
+        tokenizer = self.get_tokenizer()
+        sampling = SamplingParams(
+            n=params.beam_width,
+            temperature=0,
+            max_tokens=params.max_tokens,
+            ignore_eos=params.ignore_eos,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            logprobs=0,
+        )
+        tokenized = [tokenize_prompt(tokenizer, prompt) for prompt in many]
+        salts = [cache_salt_of(prompt) for prompt in many]
+        results = self._run(tokenized, [sampling] * len(many), use_tqdm, None, None, salts, params)
+        return [beam_search_output(tokenizer, result) for result in results]
 
     def reset_prefix_cache(self) -> bool:
         """Lets no later request find what has been computed so far. True: it always succeeds."""
@@ -140,12 +156,20 @@ class LLM:
         priority: Sequence[int] | None,
         timeout: float | None,
         salts: Sequence[str | None] | None = None,
+        beams: BeamSearchParams | None = None,
     ) -> list[RequestOutput]:
         model = self._loaded()
         priorities = self._priorities_for(priority, len(prompts))
         requests = [
             model.admit(
-                f"llm-{next(self._ids)}", ids, param, prompt=text, priority=order, cache_salt=salt, timeout=timeout
+                f"llm-{next(self._ids)}",
+                ids,
+                param,
+                prompt=text,
+                priority=order,
+                cache_salt=salt,
+                timeout=timeout,
+                beams=beams,
             )
             for (text, ids), param, order, salt in zip(
                 prompts, params, priorities, salts or [None] * len(prompts), strict=True
@@ -175,3 +199,21 @@ class LLM:
         if any(output.error is not None for output in outputs):
             raise GenerationError(outputs)
         return outputs
+
+
+def beam_search_output(tokenizer: Tokenizer, whole: RequestOutput) -> BeamSearchOutput:
+    """The outputs of a request in the form of a beam search's: each with its prompt."""
+    prompt = whole.prompt if whole.prompt is not None else tokenizer.decode(whole.prompt_token_ids)
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                [*whole.prompt_token_ids, *one.token_ids],
+                one.logprobs or [],
+                one.cumulative_logprob or 0.0,
+                prompt + one.text,
+                one.finish_reason,
+                one.stop_reason,
+            )
+            for one in whole.outputs
+        ]
+    )

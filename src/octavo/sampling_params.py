@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from octavo.errors import RequestError
 
 # Bounds on what one request may ask for, so that its size in memory is known before it is queued.
 MAX_N = 128
+MAX_BEAM_STOPS = 32  # token ids that end a beam, EOS ids among them
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
@@ -38,8 +39,9 @@ class SamplingParams:
     top_k 0 and -1 mean no limit; seed None and -1 mean a fresh seed; max_tokens None means the rest of the context, 0
     computes the prompt only, and a value past the context is cut to it; presence and frequency penalties see
     generated tokens only, the repetition penalty sees the prompt too; neither stop ids nor stop strings act before
-    min_tokens; best_of may only equal n; truncate_prompt_tokens -1 cuts the prompt to the context less max_tokens,
-    where max_tokens is below the context.
+    min_tokens; truncate_prompt_tokens -1 cuts the prompt to the context less max_tokens, where max_tokens is below the
+    context. Of best_of sequences the n with the highest mean log-probability per token are returned, the best first,
+    and usage counts the tokens of these n.
 
     After construction `stop`, `stop_token_ids`, `allowed_token_ids` and `bad_words` hold tuples (None only for
     `allowed_token_ids`, where it means every token), and `logit_bias` holds a dict of int to float.
@@ -93,6 +95,8 @@ class SamplingParams:
         if self.seed is not None:
             seed = _integer("seed", self.seed, -(2**63), 2**64 - 1)
             normal["seed"] = None if seed == -1 else seed
+        if self.best_of is not None:
+            normal["best_of"] = _integer("best_of", self.best_of, 1, MAX_N)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 normal[name] = _integer(name, value, 0, MAX_LOGPROBS)
@@ -120,9 +124,13 @@ class SamplingParams:
             )
         if not isinstance(self.output_kind, OutputKind):
             raise RequestError(f"output_kind must be an OutputKind, got {_show(self.output_kind)}.", "output_kind")
-        if self.best_of is not None and _integer("best_of", self.best_of, 1, MAX_N) != self.n:
+        if self.num_sequences < self.n:
+            raise RequestError(f"best_of must be at least n={self.n}, got {self.best_of}.", "best_of")
+        if self.ranks and self.output_kind is OutputKind.DELTA:
             raise RequestError(
-                f"best_of={self.best_of} is not supported: leave it out or set it to n={self.n}.", "best_of"
+                f"best_of={self.best_of} with n={self.n} cannot be streamed: which sequences are best is known at "
+                "their end. Leave out stream, or best_of.",
+                "best_of",
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
@@ -130,6 +138,16 @@ class SamplingParams:
             )
         if self.stop_strings and not self.detokenize:
             raise RequestError("stop needs text, so that it cannot be combined with detokenize=false.", "stop")
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are generated; `n` of them are shown."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the best of the sequences are to be found, by their log-probabilities."""
+        return self.num_sequences > self.n
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -149,20 +167,33 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """A beam search with vLLM's names and defaults; score = cumulative logprob / length ** length_penalty."""
+    """A beam search with vLLM's names and defaults, and the meaning that transformers gives them.
+
+    The score of a hypothesis is its cumulative log-probability / its generated tokens (EOS too) ** length_penalty. The
+    search ends when beam_width hypotheses have ended and, with early_stopping False, the best beam would not be better
+    than the worst of them if it ended now; with "never", if it ended at its best length (max_tokens, where
+    length_penalty is above 0); with True, at once. The temperature changes nothing, as in vLLM: the scores are the
+    model's own log-probabilities.
+    """
 
     beam_width: int
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
     length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         _integer("beam_width", self.beam_width, 1, MAX_N)
         _integer("max_tokens", self.max_tokens, 1, 2**63 - 1)
         _number("temperature", self.temperature, 0.0, 2.0)
-        _number("length_penalty", self.length_penalty, -100.0, 100.0)
+        # The bounds keep length ** length_penalty finite for any length.
+        _number("length_penalty", self.length_penalty, -16.0, 16.0)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise RequestError(
+                f'early_stopping must be true, false or "never", got {_show(self.early_stopping)}.', "early_stopping"
+            )
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, got {_show(getattr(self, name))}.", name)

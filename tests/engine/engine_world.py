@@ -13,7 +13,7 @@ from octavo.engine.batch import Batch, RangeOutput, TokenOutput
 from octavo.engine.block_pool import block_key, root_key
 from octavo.engine.request import EVERYONE, Request, Sequence, Status, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 VOCAB = 50
 MASK = (1 << 61) - 1
@@ -46,6 +46,12 @@ def choose(state: int, request: Request, index: int, position: int) -> int:
     return token_id
 
 
+def ranked(state: int) -> list[tuple[int, float]]:
+    """All tokens that may follow for a beam, the most likely first; some are equally likely."""
+    logprobs = [(token_id, -(mix(state, token_id) % 500) / 100.0) for token_id in range(VOCAB)]
+    return sorted(logprobs, key=lambda pair: (-pair[1], pair[0]))
+
+
 def row_state(values_by_group: list[list[int]]) -> int:
     return mix(*(mix(*values) for values in values_by_group))
 
@@ -75,6 +81,38 @@ class Oracle:
             if token_id in request.stop_token_ids and len(output) > request.params.min_tokens:
                 return output, "stop"
         return output, "length"
+
+    def beams(self, request: Request) -> list[tuple[list[int], str, float]]:
+        """Tokens, reason and cumulative log-probability of the best hypotheses, over the whole vocabulary each time."""
+        params, prompt = request.beams, list(request.prompt_token_ids)
+        memos: list[dict[int, int]] = [{} for _ in self.windows]
+        live = [(0.0, list[int](), memos)]  # score, generated tokens, what the oracle remembers of them
+        ended: list[tuple[float, float, list[int], str]] = []
+        for length in range(1, request.max_tokens + 1):
+            every = []
+            for order, (score, output, memos) in enumerate(live):
+                state = self.state(prompt + output, len(prompt) + length - 2, memos)
+                for rank, (token_id, logprob) in enumerate(ranked(state)):
+                    every.append((-(score + logprob), order, rank, [*output, token_id]))
+            every.sort()
+            for cost, _, _, output in every[: params.beam_width]:
+                if output[-1] in request.stop_token_ids or length == request.max_tokens:
+                    reason = "stop" if output[-1] in request.stop_token_ids else "length"
+                    ended.append((-cost / length**params.length_penalty, -cost, output, reason))
+            ended = sorted(ended, key=lambda one: -one[0])[: params.beam_width]
+            going_on = [entry for entry in every if entry[3][-1] not in request.stop_token_ids]
+            live = [
+                (-cost, output, [dict(memo) for memo in live[order][2]])
+                for cost, order, _, output in going_on[: params.beam_width]
+            ]
+            if len(ended) == params.beam_width:
+                if params.early_stopping is True:
+                    break
+                longest = params.early_stopping == "never" and params.length_penalty > 0
+                reach = request.max_tokens if longest else length
+                if live[0][0] / reach**params.length_penalty <= ended[-1][0]:
+                    break
+        return [(output, reason, cumulative) for _, cumulative, output, reason in ended[: request.params.n]]
 
     def prompt_logprobs(self, request: Request) -> list[float]:
         token_ids, memos = list(request.prompt_token_ids), [dict[int, int]() for _ in self.windows]
@@ -161,6 +199,10 @@ class FakeRunner:
         if scheduled.sample_indices:
             for position in range(end - 1 - scheduled.num_drafts, end):
                 state = self._state(sequence, position)
+                if request.beams is not None:
+                    top = ranked(state)[: request.num_logprobs]
+                    samples.append(TokenOutput(*top[0], 1, top))
+                    continue
                 for index in scheduled.sample_indices:
                     token_id = choose(state, request, index, position)
                     samples.append(TokenOutput(token_id, -(state % 1000) / 100.0, 1))
@@ -186,6 +228,7 @@ def request(
     user: bytes = b"",
     arrival_time: float = 0.0,
     timeout: float | None = None,
+    beams: BeamSearchParams | None = None,
     **params,
 ) -> Request:
     return Request(
@@ -202,6 +245,7 @@ def request(
         tenant=tenant,
         user=user,
         timeout=timeout,
+        beams=beams,
     )
 
 
@@ -211,6 +255,7 @@ class Collected:
     reason: str | None = None
     prompt_logprobs: list | None = None
     num_cached: int = 0
+    cumulative: float | None = None
 
 
 class World:
@@ -226,9 +271,9 @@ class World:
         self.in_flight: deque[tuple[Batch, Launched]] = deque()
         self.requests: dict[str, Request] = {}
         self.results: dict[tuple[str, int], Collected] = {}
-        self.tables: dict[tuple[str, int, int], list[list[int]]] = {}
+        self.tables: dict[tuple[Sequence, int], list[list[int]]] = {}
         self.prefixes: dict[bytes, list[int]] = {}
-        self.num_steps = self.num_copies = 0
+        self.num_steps = self.num_copies = self.num_gathered = 0
         self.batches: list[list[tuple[str, int, int, int]]] = []  # per step: request, index, start, tokens
         self.check_every = 10  # steps between looks at the content of all published blocks
 
@@ -276,6 +321,7 @@ class World:
             result.tokens += new.token_ids
             result.reason = new.finish_reason
             result.num_cached = new.num_cached_tokens
+            result.cumulative = new.cumulative_logprob
             if new.finish_reason is not None:
                 asked = self.requests[new.request_id]
                 self._remember(asked, [*asked.prompt_token_ids, *result.tokens])
@@ -289,7 +335,9 @@ class World:
             return
         for sequence in self.scheduler.running:
             caught_up = sequence.num_computed_tokens == len(sequence.token_ids) - 1
-            if sequence.num_pending_samples or not sequence.num_output_tokens or not caught_up:
+            if sequence.search is not None or sequence.num_pending_samples:
+                continue
+            if not sequence.num_output_tokens or not caught_up:
                 continue
             tokens, _ = self.oracle.run(sequence.request, sequence.index)
             guess = tokens[sequence.num_output_tokens :][: self.random.randint(0, self.drafts)]
@@ -300,6 +348,7 @@ class World:
     def _check_batch(self, batch: Batch) -> None:
         config = self.scheduler.config
         self.num_copies += len(batch.copies)
+        self.num_gathered += sum(r.sequence.num_samples == 0 and r.sequence.search is not None for r in batch.ranges)
         self.batches.append(
             [(r.sequence.request.request_id, r.sequence.index, r.start, r.num_tokens) for r in batch.ranges]
         )
@@ -313,7 +362,9 @@ class World:
         assert not any((group, block) in dst for group, blocks in enumerate(batch.opened) for block in blocks)
         copied = {(copy.group, copy.src): copy.dst for copy in batch.copies}
         for sequence in self.scheduler.running:  # tables are append-only, but for copies and blocks behind a window
-            key = (sequence.request.request_id, sequence.index, sequence.num_preemptions)
+            key = (sequence, sequence.num_preemptions)
+            if sequence.search is not None:  # it may be dropped before the next look at published blocks
+                self._remember(sequence.request, sequence.token_ids)
             for group, (old, new) in enumerate(
                 zip(self.tables.get(key, sequence.block_tables), sequence.block_tables, strict=True)
             ):
@@ -321,8 +372,7 @@ class World:
                 for before, after in zip(old, new, strict=False):
                     assert after in (before, -1) or (group, before) in copied
         self.tables = {
-            (s.request.request_id, s.index, s.num_preemptions): [list(table) for table in s.block_tables]
-            for s in self.scheduler.running
+            (s, s.num_preemptions): [list(table) for table in s.block_tables] for s in self.scheduler.running
         }
 
     def check(self) -> None:
@@ -355,11 +405,16 @@ class World:
         """Every finished sequence has exactly its own tokens; aborted ones a prefix of them."""
         for (request_id, index), result in self.results.items():
             asked = self.requests[request_id]
-            tokens, reason = self.oracle.run(asked, index)
+            if asked.beams is not None:
+                if result.reason not in ("abort", "error", "timeout"):
+                    found = (result.tokens, result.reason, result.cumulative)
+                    assert found == self.oracle.beams(asked)[index], f"{request_id}/{index}"
+            else:
+                tokens, reason = self.oracle.run(asked, index)
             if result.reason in ("abort", "error", "timeout"):
-                assert result.tokens == tokens[: len(result.tokens)]
+                assert result.tokens == ([] if asked.beams else tokens[: len(result.tokens)])
                 continue
-            assert (result.tokens, result.reason) == (tokens, reason), f"{request_id}/{index}"
+            assert asked.beams or (result.tokens, result.reason) == (tokens, reason), f"{request_id}/{index}"
             assert result.num_cached < len(asked.prompt_token_ids)
             if asked.params.prompt_logprobs is not None and index == 0:
                 given = [next(iter(entry.items())) for entry in result.prompt_logprobs[1:]]

@@ -133,7 +133,7 @@ def test_meanings(params: dict, field: str, value: object) -> None:
         ("logit_bias", {"9" * 5000: 1}),
         ("logit_bias", [1]),
         ("logit_bias", dict.fromkeys(range(2000), 1)),
-        ("best_of", 3),
+        ("best_of", 0),
         ("best_of", True),
         ("min_tokens", 17),
         ("ignore_eos", 1),
@@ -154,7 +154,7 @@ def test_messages_name_value_and_limits() -> None:
 
 
 def test_best_of_below_n_and_stop_without_text() -> None:
-    with pytest.raises(RequestError, match="best_of=1"):
+    with pytest.raises(RequestError, match="best_of must be at least n=3, got 1"):
         SamplingParams(n=3, best_of=1)
     with pytest.raises(RequestError, match="detokenize"):
         SamplingParams(stop="x", detokenize=False)
@@ -170,6 +170,13 @@ def test_frozen_and_default_is_a_no_op() -> None:
 
 def test_beam_search_params() -> None:
     assert BeamSearchParams(beam_width=4, max_tokens=8).length_penalty == 1.0
-    for wrong in ({"beam_width": 0}, {"max_tokens": True}, {"temperature": math.nan}):
+    for wrong in (
+        {"beam_width": 0},
+        {"max_tokens": True},
+        {"temperature": math.nan},
+        {"length_penalty": 17},
+        {"early_stopping": "always"},
+        {"early_stopping": 1},
+    ):
         with pytest.raises(RequestError, match=next(iter(wrong))):
             BeamSearchParams(**({"beam_width": 4, "max_tokens": 8} | wrong))

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from octavo.engine.request import EVERYONE, Tenant
 from octavo.engine.scheduler import CacheGroup, SchedulerConfig
+from octavo.errors import RequestError
+from octavo.sampling_params import BeamSearchParams
 
 CONTEXT = 40
 TENANTS = [EVERYONE, Tenant("light", 0.5), Tenant("heavy", 4.0)]
@@ -43,11 +45,41 @@ def worlds(draw: st.DrawFn) -> World:
     return World(config, groups, ahead=draw(st.integers(0, 2)), drafts=draw(st.sampled_from([0, 3])))
 
 
+PENALTIES = [1.0, 0.0, 2.0, -0.5]
+STOPPING = [False, True, "never"]
+
+
+def beams(width: int, length_penalty: float, early_stopping) -> BeamSearchParams:
+    return BeamSearchParams(
+        beam_width=width, max_tokens=CONTEXT, length_penalty=length_penalty, early_stopping=early_stopping
+    )
+
+
+def add(world: World, name: str, asked: dict) -> None:
+    """Beams may be refused: the walks draw more of them than some worlds can hold."""
+    try:
+        world.add(request(name, **asked))
+    except RequestError as error:
+        assert error.param == "beam_width"
+
+
 @st.composite
 def asked(draw: st.DrawFn) -> dict:
     prompt = draw(st.sampled_from(PREFIXES))[: draw(st.integers(0, 24))]
     prompt = prompt + draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8))
     max_tokens = draw(st.integers(0, CONTEXT - len(prompt)))
+    width = draw(st.sampled_from([0, 0, 0, 1, 2, 4]))
+    if width:
+        return {
+            "prompt": prompt,
+            "max_tokens": max_tokens or 1,
+            "eos": frozenset(draw(st.lists(st.integers(0, VOCAB - 1), max_size=12))),
+            "priority": draw(st.sampled_from([0, 0, 1, 2])),
+            "salt": draw(st.sampled_from([None, None, "a"])),
+            "n": draw(st.integers(1, width)),
+            "prompt_logprobs": draw(st.sampled_from([None, None, None, 1])),
+            "beams": beams(width, draw(st.sampled_from(PENALTIES)), draw(st.sampled_from(STOPPING))),
+        }
     return {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -80,7 +112,7 @@ def test_every_request_gets_its_own_tokens(world: World, steps: list) -> None:
             if live:
                 world.abort(live[step % len(live)], "timeout" if step % 2 else "abort")
         else:
-            world.add(request(f"r{number}", **step))
+            add(world, f"r{number}", step)
         world.check()
     world.run()
     world.verify()
@@ -100,20 +132,20 @@ def long_walk(seed: int, num_steps: int) -> World:
             prompt = rng.choice(PREFIXES)[: rng.randint(0, 24)] + [
                 rng.randrange(VOCAB) for _ in range(rng.randint(1, 8))
             ]
-            world.add(
-                request(
-                    f"r{step}",
-                    prompt,
-                    max_tokens=rng.randint(1, CONTEXT - len(prompt)),
-                    eos=frozenset(rng.sample(range(VOCAB), rng.choice([0, 2]))),
-                    seed=rng.randrange(5),
-                    priority=rng.choice([0, 0, 1]),
-                    tenant=rng.choice(TENANTS),
-                    user=rng.choice([b"", b"another"]),
-                    n=rng.choice([1, 1, 1, 3]),
-                    prompt_logprobs=rng.choice([None] * 6 + [0]),
-                )
-            )
+            wanted = {
+                "prompt": prompt,
+                "max_tokens": rng.randint(1, CONTEXT - len(prompt)),
+                "eos": frozenset(rng.sample(range(VOCAB), rng.choice([0, 2, 8]))),
+                "seed": rng.randrange(5),
+                "priority": rng.choice([0, 0, 1]),
+                "tenant": rng.choice(TENANTS),
+                "user": rng.choice([b"", b"another"]),
+                "n": rng.choice([1, 1, 1, 3]),
+                "prompt_logprobs": rng.choice([None] * 6 + [0]),
+            }
+            if rng.random() < 0.3:
+                wanted["beams"] = beams(rng.choice([3, 4]), rng.choice(PENALTIES), rng.choice(STOPPING))
+            add(world, f"r{step}", wanted)
         elif chance < 0.28 and world.scheduler.requests:
             world.abort(rng.choice(sorted(world.scheduler.requests)))
         else:
@@ -140,3 +172,17 @@ def test_walks_meet_preemption_and_copies() -> None:
     world.verify()
     assert world.num_copies > 3
     assert world.scheduler.num_preemptions > 3
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("windows", [[0], [0, 5]])
+def test_beams_that_are_preempted_come_back(windows: list[int], caching: bool) -> None:
+    config = SchedulerConfig(8, 16, CONTEXT, 64, enable_prefix_caching=caching)
+    world = World(config, [CacheGroup("window" if window else "full", 19, 4, window) for window in windows])
+    for index in range(5):
+        wanted = beams(3, 1.0, "never")
+        world.add(request(f"b{index}", PREFIXES[0][: 5 + index], max_tokens=20, beams=wanted, n=3, eos=frozenset({7})))
+        world.add(request(f"r{index}", PREFIXES[1][: 5 + index], max_tokens=20, seed=index))
+    world.run()
+    world.verify()
+    assert world.scheduler.num_preemptions > 3 and world.num_gathered > 3

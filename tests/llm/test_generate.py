@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo import LLM, BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from octavo import LLM, CompletionOutput, RequestOutput, SamplingParams
 from octavo.build import bad_word_ids
 from octavo.errors import ConfigError, EngineDeadError, GenerationError, ModelError, RequestError
 
@@ -216,11 +216,6 @@ def test_past_its_timeout_a_request_is_cut_short_and_says_so(llm: LLM) -> None:
     assert len(run(llm, "abc", GREEDY)) == len(llm.generate("abc", GREEDY, use_tqdm=False, timeout=60.0))
     with pytest.raises(RequestError, match="timeout"):
         llm.generate("abc", GREEDY, use_tqdm=False, timeout=-1.0)
-
-
-def test_beam_search_is_refused_in_a_sentence(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="Beam search"):
-        llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=3))
 
 
 def test_progress_goes_to_stderr_and_only_where_asked(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

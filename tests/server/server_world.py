@@ -61,7 +61,7 @@ class SmallService:
     ) -> Request:
         words: Sequence[str] = params.bad_words or ()
         bad = tuple(tuple(self.tokenizer.encode(word, add_special_tokens=False)) for word in words)
-        return admission.admit(
+        request = admission.admit(
             request_id,
             prompt_token_ids,
             params,
@@ -70,6 +70,8 @@ class SmallService:
             bad_word_ids=bad,
             **facts,
         )
+        self.engine._engine.scheduler.check_fits(request)
+        return request
 
 
 def small_service(

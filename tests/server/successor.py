@@ -135,7 +135,7 @@ class SuccessorRunner:
         params = request.params
         held_back = position - len(request.prompt_token_ids) < params.min_tokens
         plain = not params.logit_bias and params.allowed_token_ids is None and not held_back
-        if plain and params.is_greedy and params.logprobs is None:
+        if plain and params.is_greedy and request.num_logprobs < 0:
             return TokenOutput(self.model.successor.get(before, self.model.first))
         raw = self.model.logits(before)
         logits = list(raw)
@@ -152,7 +152,7 @@ class SuccessorRunner:
             digest = hashlib.sha256(f"{request.seed}/{index}/{position}".encode()).digest()
             left = int.from_bytes(digest[:8]) / 2**64 * sum(weights)
             chosen = next((t for t, reached in enumerate(accumulate(weights)) if reached > left), chosen)
-        return score(raw, chosen, params.logprobs) if params.logprobs is not None else TokenOutput(chosen)
+        return score(raw, chosen, request.num_logprobs) if request.num_logprobs >= 0 else TokenOutput(chosen)
 
 
 def score(logits: list[float], token_id: int, count: int) -> TokenOutput:

@@ -9,7 +9,7 @@ from numbers import Integral
 
 from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.errors import RequestError
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import MAX_BEAM_STOPS, BeamSearchParams, SamplingParams
 
 MAX_SALT_CHARACTERS = 1024
 MAX_TIMEOUT = 86400  # seconds
@@ -19,6 +19,12 @@ _SEEDED_BY = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p",
     "logit_bias", "allowed_token_ids", "bad_words",
 )  # fmt: skip
+# What changes the distribution or the text that a beam is scored by, or picks at random.
+_NOT_WITH_BEAMS = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "top_k", "min_p", "logit_bias",
+    "allowed_token_ids", "bad_words", "min_tokens", "stop", "best_of",
+)  # fmt: skip
+_DEFAULTS = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ def admit(
     tenant: Tenant = EVERYONE,
     user: str | None = None,
     timeout: float | None = None,
+    beams: BeamSearchParams | None = None,
 ) -> Request:
     """A request that the engine can finish, or RequestError naming the field.
 
@@ -101,16 +108,20 @@ def admit(
             "vectors of prompts.",
             "pooling",
         )
-    if pooling is not None and params.n != 1:
-        raise RequestError(f"n must be 1 where a vector is asked for, got {params.n}.", "n")
+    if pooling is not None and params.num_sequences != 1:
+        name = "n" if params.n != 1 else "best_of"
+        raise RequestError(f"{name} must be 1 where a vector is asked for, got {params.num_sequences}.", name)
     eos_token_ids = frozenset() if params.ignore_eos else limits.eos_token_ids
+    stop_token_ids = eos_token_ids.union(params.stop_token_ids or ())
+    if beams is not None:
+        _check_beams(params, beams, len(stop_token_ids), limits)
     return Request(
         request_id,
         token_ids,
         params,
         _seed(token_ids, params, limits.seed),
         max_tokens,
-        eos_token_ids.union(params.stop_token_ids or ()),
+        stop_token_ids,
         eos_token_ids,
         bad_word_ids,
         prompt,
@@ -123,6 +134,7 @@ def admit(
         # Of one size, whatever clients send: the queue remembers users.
         sha256(user.encode("utf-8", "surrogatepass")).digest()[:16] if user else b"",
         timeout,
+        beams,
     )
 
 
@@ -171,6 +183,25 @@ def _prompt(prompt_token_ids: Sequence[int], params: SamplingParams, limits: Lim
         asked = params.max_tokens
         cut = limits.max_model_len - (asked if asked is not None and asked < limits.max_model_len else 1)
     return token_ids if cut is None else token_ids[-cut:]
+
+
+def _check_beams(params: SamplingParams, beams: BeamSearchParams, num_stops: int, limits: Limits) -> None:
+    for name in _NOT_WITH_BEAMS:
+        if getattr(params, name) not in (getattr(_DEFAULTS, name), {}):
+            raise RequestError(f"{name} cannot be combined with a beam search; leave it out.", name)
+    if params.n > beams.beam_width:
+        raise RequestError(f"A beam search has a width of at least n={params.n}, got {beams.beam_width}.", "beam_width")
+    if num_stops > MAX_BEAM_STOPS:
+        raise RequestError(
+            f"A beam search ends at up to {MAX_BEAM_STOPS} token ids, EOS among them; got {num_stops}.",
+            "stop_token_ids",
+        )
+    if beams.beam_width + num_stops > limits.vocab_size:
+        raise RequestError(
+            f"A beam search of width {beams.beam_width} that ends at {num_stops} token ids needs a vocabulary of as "
+            f"many together; it has {limits.vocab_size}.",
+            "beam_width",
+        )
 
 
 def _digits(number: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from octavo.engine.batch import Batch, Pending, RangeOutput, Runner
+from octavo.engine.best_of import BestOf
 from octavo.engine.outputs import SequenceOutput
 from octavo.engine.request import Request, Sequence
 from octavo.engine.scheduler import Scheduler
@@ -41,16 +42,27 @@ class Detokenizer(Protocol):
 class _Live:
     """A request that has not ended, and what the engine remembers of it between steps."""
 
-    __slots__ = ("detokenizers", "first_time", "last_times", "num_open", "num_tokens", "request", "sequence", "started")
+    __slots__ = (
+        "best_of",
+        "detokenizers",
+        "first_time",
+        "last_times",
+        "num_open",
+        "num_tokens",
+        "request",
+        "sequence",
+        "started",
+    )
 
     def __init__(self, request: Request, sequence: Sequence, detokenizers: list[Detokenizer]) -> None:
         self.request = request
         self.sequence = sequence  # the first one
         self.detokenizers = detokenizers  # by sequence index; none where no text is asked for
-        self.num_open = request.params.n
+        self.best_of = BestOf(request) if request.params.ranks else None
+        self.num_open = request.params.num_sequences
         self.started = False  # the prompt has been computed and counted
         self.first_time = 0.0
-        self.last_times = [0.0] * request.params.n
+        self.last_times = [0.0] * request.params.num_sequences
         self.num_tokens = 0
 
     @property
@@ -98,7 +110,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request; RequestError where its id is in use or it could never fit."""
         make = self._make_detokenizer if request.params.detokenize else None
-        detokenizers = [make(request, index) for index in range(request.params.n)] if make else []
+        detokenizers = [make(request, index) for index in range(request.params.num_sequences)] if make else []
         sequence = self.scheduler.add(request)
         live = self._live[request.request_id] = _Live(request, sequence, detokenizers)
         if request.timeout is not None:
@@ -182,6 +194,7 @@ class Engine:
 
     def _deliver(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
         now = time.monotonic()
+        told: list[SequenceOutput] = []
         for output in news:
             live = self._live[output.request_id]
             if live.detokenizers:
@@ -194,7 +207,11 @@ class Engine:
             if output.error is not None:
                 logger.error("Request %s ends with an error: %s", output.request_id, output.error)
             self._count(output, live, now)
-        return news
+            if live.best_of is None:
+                told.append(output)
+            else:
+                told += live.best_of.add(output)
+        return told
 
     def _add_text(self, output: SequenceOutput, detokenizer: Detokenizer) -> None:
         params = self._live[output.request_id].request.params
@@ -263,5 +280,5 @@ class Engine:
             last = max(live.last_times)
             stats.prefill_time.observe(live.first_time - scheduled)
             stats.decode_time.observe(last - live.first_time)
-            if live.num_tokens > request.params.n:
-                stats.time_per_output_token.observe((last - live.first_time) / (live.num_tokens - request.params.n))
+            if (others := live.num_tokens - request.params.num_sequences) > 0:
+                stats.time_per_output_token.observe((last - live.first_time) / others)

@@ -31,6 +31,7 @@ class SequenceOutput:
     stop_reason: int | str | None = None
     prompt_logprobs: list[Logprobs | None] | None = None  # whole, once, with the first token; entry 0 is None
     num_cached_tokens: int = 0
+    cumulative_logprob: float | None = None  # of the whole sequence, from a beam search
     vector: Any = None
     error: str | None = None  # why, where finish_reason is "error" or "timeout"
 
@@ -84,6 +85,8 @@ class RequestOutput:
             output.cumulative_logprob += sum(
                 entry[token_id].logprob for token_id, entry in zip(news.token_ids, news.logprobs, strict=True)
             )
+        if news.cumulative_logprob is not None:
+            output.cumulative_logprob = news.cumulative_logprob
         output.finish_reason = news.finish_reason
         output.stop_reason = news.stop_reason
         self.error = self.error or news.error
@@ -92,6 +95,25 @@ class RequestOutput:
         if news.index == 0:
             self.num_cached_tokens = news.num_cached_tokens
         self.finished = all(output.finish_reason is not None for output in self.outputs)
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """A hypothesis of a beam search, in vLLM's form: tokens and text are those of the prompt and what follows it."""
+
+    tokens: list[int]
+    logprobs: list[Logprobs]  # of the generated tokens
+    cum_logprob: float
+    text: str
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The best hypotheses of one prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]
 
 
 def logprobs_of(token: TokenOutput) -> Logprobs:
@@ -109,7 +131,7 @@ def news_of(sequence: Sequence, token_ids: list[int], samples: list[TokenOutput]
     news.num_cached_tokens = sequence.num_cached_tokens
     if sequence.finish_reason is not None:
         news.finish_reason, news.stop_reason = sequence.finish_reason, sequence.stop_reason
-    if request.params.logprobs is not None:
+    if sequence.num_logprobs >= 0:
         news.logprobs = [logprobs_of(sample) for sample in samples[: len(token_ids)]]
         sequence.cumulative_logprob += sum(sample.logprob for sample in samples[: len(token_ids)])
     if first and sequence.index == 0 and request.params.prompt_logprobs is not None:

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine.beams import BeamSearch
 
 if TYPE_CHECKING:
     from octavo.engine.fair_share import Share
@@ -44,6 +47,16 @@ class Request:
     tenant: Tenant = EVERYONE
     user: bytes = b""  # of the tenant: a digest of the name that the client gave
     timeout: float | None = None  # seconds from its arrival to its end
+    beams: BeamSearchParams | None = None  # a beam search, of which params.n sequences are shown
+
+    @property
+    def num_logprobs(self) -> int:
+        """How many alternatives a sampled row has to bring; -1: not even the log-probability of its token."""
+        shown = self.params.logprobs
+        if self.beams is not None:
+            # Of all continuations of a beam these are enough: behind them stand as many that go on as there are beams.
+            return max(shown or 0, self.beams.beam_width + len(self.stop_token_ids))
+        return shown if shown is not None else 0 if self.params.ranks else -1
 
 
 @dataclass(slots=True)
@@ -84,16 +97,19 @@ class Sequence:
         "ngrams",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_logprobs",
         "num_pending_samples",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
         "num_reserved_tokens",
+        "num_samples",
         "order",
         "output_counts",
         "prompt_logprobs",
         "request",
         "scheduled_time",
+        "search",
         "share",
         "shares_tail",
         "status",
@@ -112,6 +128,9 @@ class Sequence:
         self.min_length = self.num_prompt_tokens + request.params.min_tokens  # up to which nothing stops it
         self.max_length = self.num_prompt_tokens + request.max_tokens
         self.has_penalties = request.params.has_penalties
+        self.num_logprobs = request.num_logprobs
+        self.num_samples = int(request.pooling is None)  # that its last row yields: of one that will fork, several
+        self.search: BeamSearch | None = None  # the beam search whose beam it is, or that grows from it
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # of the prompt, found in the cache at the first admission
         self.num_pending_samples = 0  # sampled by steps that are not committed yet

@@ -5,6 +5,7 @@ import time
 from bisect import bisect_left, insort
 from operator import attrgetter
 
+from octavo.engine import beams
 from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
 from octavo.engine.block_tables import BlockTables, CacheGroup
 from octavo.engine.drafter import Drafter
@@ -64,6 +65,19 @@ class Scheduler:
         """Queues a request, as its first sequence."""
         if request.request_id in self.requests:
             raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
+        self.check_fits(request)
+        sequence = Sequence(request, 0, self._arrivals, len(self.tables.groups))
+        if request.beams is not None:
+            sequence.search = beams.BeamSearch(sequence)
+        elif request.pooling is None:
+            sequence.num_samples = request.params.num_sequences
+        self._arrivals += 1
+        self.requests[request.request_id] = [sequence]
+        self.waiting.push(sequence)
+        return sequence
+
+    def check_fits(self, request: Request) -> None:
+        """Raises RequestError where a request could never run. Reads nothing that changes: any thread may ask."""
         # The last token that is sampled is not computed.
         most = len(request.prompt_token_ids) + max(request.max_tokens, 1) - 1
         if not request.prompt_token_ids or most > min(self.max_sequence_tokens, self.config.max_model_len):
@@ -72,28 +86,20 @@ class Scheduler:
                 f"fit: the KV cache holds {self.max_sequence_tokens} tokens, the context {self.config.max_model_len}.",
                 "max_tokens",
             )
-        if request.params.n > self.config.max_output_rows:
-            raise RequestError(
-                f"n is {request.params.n}; a step samples at most {self.config.max_output_rows} rows.", "n"
-            )
-        sequence = Sequence(request, 0, self._arrivals, len(self.tables.groups))
-        self._arrivals += 1
-        self.requests[request.request_id] = [sequence]
-        self.waiting.push(sequence)
-        return sequence
+        if (rows := request.params.num_sequences) > self.config.max_output_rows:
+            name = "best_of" if request.params.ranks else "n"
+            raise RequestError(f"{name} is {rows}; a step samples at most {self.config.max_output_rows} rows.", name)
+        beams.check_fits(request, self.config, self.tables.groups)
 
     def abort(self, request_id: str, reason: str = "abort") -> list[SequenceOutput]:
         """Ends all sequences of a request, whatever they are doing; no request of this id is no error."""
-        sequences = self.requests.get(request_id, [])
-        outputs = []
-        for sequence in list(sequences):
-            if sequence.status is not Status.FINISHED:
-                self.finish(sequence, reason)
-                outputs.append(SequenceOutput(request_id, sequence.index, [], finish_reason=reason))
-        if len(sequences) == 1:  # not forked yet
-            indices = range(1, sequences[0].request.params.n)
-            outputs += [SequenceOutput(request_id, index, [], finish_reason=reason) for index in indices]
-        return outputs
+        sequences = list(self.requests.get(request_id, ()))
+        indices = [sequence.index for sequence in sequences if sequence.status is not Status.FINISHED]
+        if len(sequences) == 1 or (sequences and sequences[0].search is not None):  # not forked, or not told of
+            indices = list(range(sequences[0].request.params.num_sequences))
+        for sequence in sequences:
+            self.finish(sequence, reason)
+        return [SequenceOutput(request_id, index, [], finish_reason=reason) for index in indices]
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """Ends a sequence and gives its blocks back. Finishing twice changes nothing."""
@@ -168,15 +174,16 @@ class Scheduler:
     def _draft(self, drafter: Drafter) -> None:
         """Drafts for decoding sequences, oldest first, out of the rows and of half the tokens that others leave."""
         config, running = self.config, self.running
-        rows = config.max_output_rows - sum(s.request.params.n if s.num_output_tokens == 0 else 1 for s in running)
+        rows = config.max_output_rows - sum(s.num_samples for s in running)
         if (head := self.waiting.first()) is not None:
-            rows -= head.request.params.n
+            rows -= head.num_samples
         room = min(rows, (config.max_num_batched_tokens - len(running)) // 2)
         for sequence in running:
             if room < 1:
                 return
             behind = len(sequence.token_ids) - sequence.num_computed_tokens
-            if behind == 1 and not sequence.num_pending_samples and sequence.num_output_tokens:
+            caught_up = behind == 1 and not sequence.num_pending_samples
+            if caught_up and sequence.num_output_tokens and sequence.search is None:
                 sequence.draft_token_ids = drafter.draft(sequence, min(room, config.num_speculative_tokens))
                 room -= len(sequence.draft_token_ids)
 
@@ -198,18 +205,21 @@ class Scheduler:
                 # Blocks held for a step in flight come back by themselves: take from no more sequences than needed.
                 if self.tables.holds_back:
                     return False
+                search = running[-1].search
+                if search is not None and search is sequence.search and _is_in(search, batch):
+                    return False  # the beams of it that have their blocks take this step, what lacks some the next
                 self._preempt(running[-1])
-                if sequence.status is Status.WAITING:
+                if sequence.status is not Status.RUNNING:
                     return False
             self._append(sequence, count, batch)
         return True
 
     def _schedule_waiting(self, batch: Batch) -> None:
         """Admits sequences in order, until one does not fit."""
-        config, waiting = self.config, self.waiting
-        while len(self.running) < config.max_num_seqs and batch.num_tokens < config.max_num_batched_tokens:
+        config, waiting, places = self.config, self.waiting, self._free_places()
+        while places > 0 and batch.num_tokens < config.max_num_batched_tokens:
             sequence = waiting.take_turn()
-            if sequence is None:
+            if sequence is None or places < _num_places(sequence):
                 break
             num_hits = self.tables.find_prefix(sequence) if self._reads_cache(sequence) else 0
             if num_hits is None:
@@ -223,6 +233,7 @@ class Scheduler:
             waiting.remove(sequence)
             insort(self.running, sequence, key=_order)
             sequence.status = Status.RUNNING
+            places -= _num_places(sequence)
             if sequence.scheduled_time == 0.0:
                 sequence.scheduled_time = time.monotonic()
                 sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -245,7 +256,7 @@ class Scheduler:
         request, num_prompt = sequence.request, sequence.num_prompt_tokens
         # Nearly every position of the prompt takes a row.
         scores = request.params.prompt_logprobs is not None and sequence.num_computed_tokens < num_prompt
-        num_samples = request.params.n if len(sequence.token_ids) == num_prompt else 1
+        num_samples = sequence.num_samples or 1
         if rows < num_samples:
             # The prompt's end waits for a step that has room for all of its samples.
             return min(known - 1, budget, rows if scores else budget) if config.enable_chunked_prefill else 0
@@ -270,7 +281,8 @@ class Scheduler:
     def _append(self, sequence: Sequence, count: int, batch: Batch) -> None:
         """Puts `count` reserved tokens of a sequence into the step and counts them as computed."""
         request, token_ids, start = sequence.request, sequence.token_ids, sequence.num_computed_tokens
-        num_prompt, end, rows_before = sequence.num_prompt_tokens, start + count, batch.num_rows
+        num_samples, num_prompt, end = sequence.num_samples, sequence.num_prompt_tokens, start + count
+        rows_before = batch.num_rows
         if start == len(token_ids):
             token_ids.append(-1)
         num_drafts = 0
@@ -278,9 +290,8 @@ class Scheduler:
             num_drafts = max(0, end - len(token_ids))
             del sequence.draft_token_ids[num_drafts:]
         indices: tuple[int, ...] = ()
-        if end >= len(token_ids) and request.pooling is None:
-            forks = request.params.n > 1 and len(token_ids) == num_prompt
-            indices = tuple(range(request.params.n)) if forks else (sequence.index,)
+        if end >= len(token_ids) and num_samples:
+            indices = tuple(range(num_samples)) if num_samples > 1 else (sequence.index,)
             sequence.num_pending_samples += 1
             batch.num_rows += len(indices) + num_drafts
         rows = (0, 0)
@@ -293,17 +304,32 @@ class Scheduler:
         sequence.share.charge(count, batch.num_rows - rows_before)
         sequence.num_computed_tokens = end
 
+    def _free_places(self) -> int:
+        """How many sequences may join the running ones."""
+        promised = sum(one.search.num_promised for one in self.running if one.search is not None)
+        return self.config.max_num_seqs - len(self.running) - promised
+
     def _yield_to_priority(self, head: Sequence) -> None:
         """Preempts sequences of lower priority while they keep the first that waits from running."""
         while self.running and self.running[-1].order[0] > head.order[0] and head.waits_for is None:
-            if len(self.running) < self.config.max_num_seqs and self.tables.can_hold(len(head.token_ids)):
+            if self._free_places() >= _num_places(head) and self.tables.can_hold(len(head.token_ids)):
                 return
             self._preempt(self.running[-1])
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Puts a running sequence back in the queue without its blocks; outputs of it in flight will be ignored."""
-        _remove(self.running, sequence)
-        self.tables.release(sequence)
+        """Puts a running sequence back in the queue without its blocks; outputs of it in flight will be ignored.
+
+        A beam takes all others of its search with it: one sequence waits in their place.
+        """
+        search, lines = sequence.search, self.requests[sequence.request.request_id]
+        if search is not None and len(lines) > 1:
+            for line in list(lines):
+                self._drop(line)
+            sequence = search.gather(len(self.tables.groups))
+            lines.append(sequence)
+        else:
+            _remove(self.running, sequence)
+            self.tables.release(sequence)
         sequence.status = Status.WAITING
         sequence.num_preemptions += 1
         self.num_preemptions += 1
@@ -324,8 +350,14 @@ class Scheduler:
                 self.finish(sequence, "stop")
                 news.append(news_of(sequence, [], [], False))
                 news[-1].vector = output.vector
+            elif sequence.search is not None and end >= len(sequence.token_ids):
+                sequence.search.spread(self._fork)
             return
         sequence.num_pending_samples -= 1
+        if sequence.search is not None:
+            self._publish(sequence, end)
+            self._commit_beam(sequence.search, sequence, output.samples[0], news)
+            return
         samples, known = output.samples, end - scheduled.num_drafts
         if scheduled.num_drafts:
             num_accepted = 0
@@ -344,15 +376,30 @@ class Scheduler:
             self._extend(sequence, known, samples, end, news)
         else:
             self._publish(sequence, end)
+            sequence.num_samples = 1
             lines = [sequence, *(self._fork(sequence, index) for index in scheduled.sample_indices[1:])]
             for line, sample in zip(lines, samples, strict=True):
                 self._extend(line, known, [sample], end, news)
 
+    def _commit_beam(
+        self, search: beams.BeamSearch, sequence: Sequence, sample: TokenOutput, news: list[SequenceOutput]
+    ) -> None:
+        if search.take(sequence, sample):
+            search.advance(self._fork, self._drop)
+        if search.is_over:
+            for line in list(self.requests[sequence.request.request_id]):
+                self.finish(line, "stop")
+            news += search.outputs()
+
     def _fail_range(self, scheduled: ScheduledRange, error: str) -> list[SequenceOutput]:
         """Ends the request of a range that is not committed, or only in part: of that nothing has been told."""
-        request_id = scheduled.sequence.request.request_id
+        sequence = scheduled.sequence
+        request_id = sequence.request.request_id
         indices = {output.index for output in self.abort(request_id, "error")}
-        indices.update(scheduled.sample_indices or (scheduled.sequence.index,))
+        if sequence.search is None:
+            indices.update(scheduled.sample_indices or (sequence.index,))
+        else:
+            indices.update(range(sequence.request.params.n))
         return [SequenceOutput(request_id, i, [], finish_reason="error", error=error) for i in sorted(indices)]
 
     def _extend(
@@ -391,9 +438,11 @@ class Scheduler:
     def _fork(self, parent: Sequence, index: int) -> Sequence:
         """A sibling with the parent's tokens and, where there is a slot for it to run, all of its blocks."""
         child = Sequence(parent.request, index, parent.order[1], len(self.tables.groups))
+        child.token_ids = list(parent.token_ids)
         child.block_keys = list(parent.block_keys)
+        child.search = parent.search
         child.num_cached_tokens, child.scheduled_time = parent.num_cached_tokens, parent.scheduled_time
-        if len(self.running) < self.config.max_num_seqs:
+        if parent.search is not None or self._free_places() > 0:  # places are kept for beams
             self.tables.fork(parent, child)
             child.status, child.share = Status.RUNNING, parent.share
             insort(self.running, child, key=_order)
@@ -401,6 +450,13 @@ class Scheduler:
             self.waiting.push(child)
         self.requests[parent.request.request_id].append(child)
         return child
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Ends a running sequence of which nothing is told, and gives its blocks back."""
+        _remove(self.running, sequence)
+        self.tables.release(sequence)
+        sequence.status = Status.FINISHED
+        self.requests[sequence.request.request_id].remove(sequence)
 
     def _publish(self, sequence: Sequence, end: int) -> None:
         if self.config.enable_prefix_caching and sequence.status is Status.RUNNING:
@@ -433,9 +489,19 @@ def _may_run_ahead(sequence: Sequence) -> bool:
         and not sequence.draft_token_ids
         and not sequence.has_penalties
         and not request.bad_word_ids
-        and (num_outputs > 0 or request.params.n == 1)
+        and sequence.num_samples == 1
+        and sequence.search is None
         and num_outputs + 1 < request.max_tokens
     )
+
+
+def _num_places(sequence: Sequence) -> int:
+    """How many running sequences come of a waiting one."""
+    return 1 if sequence.search is None else sequence.search.width
+
+
+def _is_in(search: beams.BeamSearch, batch: Batch) -> bool:
+    return any(scheduled.sequence.search is search for scheduled in batch.ranges)
 
 
 def _remove(queue: list[Sequence], sequence: Sequence) -> None:

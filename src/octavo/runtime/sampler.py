@@ -92,7 +92,7 @@ class BatchSampler:
             return logits
         sequence, drafts = scheduled.sequence, scheduled.num_drafts
         request = sequence.request
-        self._reports |= request.params.logprobs is not None
+        self._reports |= sequence.num_logprobs >= 0
         known = scheduled.start + scheduled.num_tokens - drafts
         tokens = self._count(sequence, known, counts) if sequence.has_penalties else None
         self._make_room(len(sources) + drafts + len(scheduled.sample_indices))
@@ -177,7 +177,7 @@ class BatchSampler:
             params.frequency_penalty,
             request.seed & 0xFFFF_FFFF_FFFF_FFFF,
             index,
-            -1 if params.logprobs is None else min(params.logprobs, inputs.vocab),
+            min(request.num_logprobs, inputs.vocab),
         )
         biases = list((params.logit_bias or {}).items())
         biases += zip(bad, repeat(-np.inf))

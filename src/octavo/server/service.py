@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.request import Request, Tenant
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -67,6 +67,7 @@ class Service(Protocol):
         tenant: Tenant = ...,
         user: str | None = None,
         timeout: float | None = None,
+        beams: BeamSearchParams | None = None,
     ) -> Request:
         """The admission gate; called off the event loop. Raises RequestError."""
         ...
