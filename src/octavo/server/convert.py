@@ -7,13 +7,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo.engine.request import Request
-from octavo.sampling_params import OutputKind, SamplingParams
+from octavo.errors import RequestError
+from octavo.sampling_params import BeamSearchParams, OutputKind, SamplingParams
 from octavo.server.context import Call
 from octavo.server.errors import bad_request
 from octavo.server.service import Service
 from octavo.server.wire import ChatFields, ChatRequest, CompletionRequest, SamplingFields
 
 SAMPLING_FIELDS = tuple({entry.name for entry in fields(SamplingParams)} & SamplingFields.model_fields.keys())
+BEAM_FIELDS = tuple({entry.name for entry in fields(BeamSearchParams)} & SamplingFields.model_fields.keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,11 @@ def completion_requests(service: Service, body: CompletionRequest, call: Call, m
     if body.echo and body.logprobs is not None:
         wanted = max(body.logprobs, body.prompt_logprobs or 0)
         params = sampling_params(service, body, logprobs=body.logprobs, prompt_logprobs=wanted)
-    if len(entries) * params.n > max_n:
+    name, count = num_sequences(body, params)
+    if len(entries) * count > max_n:
         raise bad_request(
-            f"{len(entries)} prompts times n={params.n} exceed the limit of {max_n} sequences a request (--max-n).",
-            "n" if params.n > 1 else "prompt",
+            f"{len(entries)} prompts times {name}={count} exceed the limit of {max_n} sequences a request (--max-n).",
+            name if count > 1 else "prompt",
         )
     add_special = body.add_special_tokens is not False
     truncated = params.truncate_prompt_tokens is not None
@@ -49,20 +52,41 @@ def chat_request(service: Service, body: ChatRequest, call: Call, max_n: int) ->
         max_tokens = service.sampling_defaults.get("max_tokens")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(service, body, logprobs=logprobs, max_tokens=max_tokens)
-    if params.n > max_n:
-        raise bad_request(f"n={params.n} exceeds the limit of {max_n} sequences for one request (--max-n).", "n")
+    name, count = num_sequences(body, params)
+    if count > max_n:
+        raise bad_request(f"{name}={count} exceeds the limit of {max_n} sequences for one request (--max-n).", name)
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
     return _admit(service, call, 0, prompt, params, body)
 
 
 def sampling_params(service: Service, body: SamplingFields, **overrides: Any) -> SamplingParams:
-    """What the client sent, over the model's defaults, over those of SamplingParams."""
-    values = dict(service.sampling_defaults)
-    for name in SAMPLING_FIELDS:
-        if (value := getattr(body, name)) is not None:
-            values[name] = value
-    values.update(overrides)
-    return SamplingParams(**values, output_kind=OutputKind.DELTA)
+    """What the client sent, over the model's defaults, over those of SamplingParams.
+
+    For a beam search only what it has in common with sampling: its width and temperature are in `beam_params`, and how
+    the model's publisher would sample does not concern it.
+    """
+    values = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    defaults = dict(service.sampling_defaults)
+    if body.use_beam_search:
+        defaults = {name: value for name, value in defaults.items() if name == "max_tokens"}
+        values |= {"best_of": None, "temperature": 0}
+    kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
+    return SamplingParams(**{**defaults, **values, **overrides}, output_kind=kind)
+
+
+def beam_params(service: Service, body: SamplingFields, params: SamplingParams) -> BeamSearchParams | None:
+    """The beam search that is asked for, if one is; best_of, or else n, is its width, as in vLLM."""
+    if not body.use_beam_search:
+        return None
+    asked = {name: value for name in BEAM_FIELDS if (value := getattr(body, name)) is not None}
+    width = params.n if body.best_of is None else body.best_of
+    most = service.max_model_len if params.max_tokens is None else params.max_tokens
+    return BeamSearchParams(**{**asked, "beam_width": width, "max_tokens": most})
+
+
+def num_sequences(body: SamplingFields, params: SamplingParams) -> tuple[str, int]:
+    """How many sequences are generated, and the field that says so."""
+    return ("n", params.n) if body.best_of is None else ("best_of", body.best_of)
 
 
 def split_prompts(value: Any) -> list[str | list[int]]:
@@ -148,17 +172,23 @@ def texts_in(messages: list[Any]) -> Iterator[str]:
 def _admit(
     service: Service, call: Call, position: int, prompt: Prompt, params: SamplingParams, body: SamplingFields
 ) -> Request:
-    return service.admit(
-        f"{call.id}-{position}",
-        prompt.token_ids,
-        params,
-        prompt=prompt.text,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
-        tenant=call.tenant,
-        user=body.user,
-        timeout=call.timeout if body.timeout is None else body.timeout,
-    )
+    try:
+        return service.admit(
+            f"{call.id}-{position}",
+            prompt.token_ids,
+            params,
+            prompt=prompt.text,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            tenant=call.tenant,
+            user=body.user,
+            timeout=call.timeout if body.timeout is None else body.timeout,
+            beams=beam_params(service, body, params),
+        )
+    except RequestError as error:
+        if error.param == "beam_width":  # as the client calls it
+            error.param = num_sequences(body, params)[0]
+        raise
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:

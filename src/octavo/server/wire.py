@@ -34,6 +34,7 @@ MESSAGES = {
 # Lists whose entries `SamplingParams` checks, up to the first fault: a typed field would collect a million of them.
 TokenIds = Annotated[Any, WithJsonSchema({**TOKEN_IDS, "nullable": True})]
 Texts = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, {"type": "null"}]})]
+EarlyStopping = Annotated[Any, WithJsonSchema({"enum": [True, False, "never", None]})]
 Biases = Annotated[
     Any, WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}, "nullable": True})
 ]
@@ -73,9 +74,6 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
     "guided_decoding_backend": one_of(),
     "guided_whitespace_pattern": one_of(),
     "suffix": empty,
-    "use_beam_search": one_of(False),
-    "length_penalty": one_of(1, 1.0),
-    "early_stopping": one_of(False),
     "functions": empty,
     "function_call": one_of("none"),
     "audio": one_of(),
@@ -140,6 +138,9 @@ class SamplingFields(WireModel):
     model: str | None = None
     n: int | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -179,6 +180,11 @@ class SamplingFields(WireModel):
             raise FieldError("stream_options", "stream_options needs stream=true.")
         if self.stream and self.prompt_logprobs is not None:
             raise FieldError("prompt_logprobs", "prompt_logprobs cannot be streamed: leave out stream.")
+        if self.stream and self.use_beam_search:
+            raise FieldError("stream", "A beam search cannot be streamed: its best text is known at the end only.")
+        for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+            if not self.use_beam_search and getattr(self, name) not in (None, neutral):
+                raise FieldError(name, f"{name} needs use_beam_search=true.")
         if self.cache_salt == "":
             raise FieldError("cache_salt", "cache_salt must be a string that is not empty.")
         return self
