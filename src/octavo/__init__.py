@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from octavo.errors import OctavoError
     from octavo.llm import LLM
     from octavo.sampling_params import BeamSearchParams, SamplingParams
+    from octavo.structured_outputs import StructuredOutputsParams
 
 _HOMES = {
     "LLM": "octavo.llm",
     "AsyncLLM": "octavo.async_llm",
     "SamplingParams": "octavo.sampling_params",
     "BeamSearchParams": "octavo.sampling_params",
+    "StructuredOutputsParams": "octavo.structured_outputs",
     "RequestOutput": "octavo.engine.outputs",
     "CompletionOutput": "octavo.engine.outputs",
     "OctavoError": "octavo.errors",
@@ -34,6 +36,7 @@ __all__ = [
     "OctavoError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

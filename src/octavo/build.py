@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo import _native
 from octavo._version import __version__
@@ -53,6 +53,9 @@ from octavo.weights.quantization import Target, choose_targets, exceptions, floa
 from octavo.weights.sources import ModelSource, resolve
 from octavo.weights.tensor import Tensor, dequantize
 
+if TYPE_CHECKING:
+    from octavo.runtime.grammar import GrammarCompiler
+
 logger = logging.getLogger("octavo")
 
 GENERATION_KEYS = {
@@ -80,6 +83,7 @@ class LoadedModel:
     max_logprobs: int
     cache_bytes: int
     weight_bytes: int
+    threads: int
 
     @property
     def max_model_len(self) -> int:
@@ -88,6 +92,13 @@ class LoadedModel:
     @cached_property
     def max_token_bytes(self) -> int:
         return max(len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab_size))
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        # llguidance takes 40 ms to import, and its own form of the vocabulary longer.
+        from octavo.runtime.grammar import GrammarCompiler
+
+        return GrammarCompiler(self.tokenizer, self.limits.vocab_size, self.limits.eos_token_ids, self.threads)
 
     def admit(
         self,
@@ -123,7 +134,9 @@ class LoadedModel:
             beams=beams,
         )
         self.engine.scheduler.check_fits(request)
-        return request
+        if params.structured_outputs is None:
+            return request
+        return replace(request, grammar=self.grammars.compile(params.structured_outputs))
 
     def close(self) -> None:
         """Frees weights, cache and workspace."""
@@ -285,6 +298,7 @@ def build(config: EngineConfig) -> LoadedModel:
         max_logprobs=config.max_logprobs,
         cache_bytes=plan.bytes,
         weight_bytes=packed,
+        threads=threads,
     )
 
 

@@ -8,6 +8,10 @@ from numbers import Integral, Real
 from typing import Any, Literal, cast
 
 from octavo.errors import RequestError
+from octavo.structured_outputs import StructuredOutputsParams
+
+# What vLLM called it before.
+GuidedDecodingParams = StructuredOutputsParams
 
 # Bounds on what one request may ask for, so that its size in memory is known before it is queued.
 MAX_N = 128
@@ -73,6 +77,8 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_decoding: StructuredOutputsParams | None = None  # vLLM's older name; None after construction
 
     def __post_init__(self) -> None:
         normal: dict[str, Any] = {
@@ -112,6 +118,10 @@ class SamplingParams:
                     "truncate_prompt_tokens",
                 )
             normal["truncate_prompt_tokens"] = cut
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise RequestError("Give structured_outputs or guided_decoding, not both.", "guided_decoding")
+            normal |= {"structured_outputs": self.guided_decoding, "guided_decoding": None}
         for name, value in normal.items():
             object.__setattr__(self, name, value)
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
@@ -124,6 +134,9 @@ class SamplingParams:
             )
         if not isinstance(self.output_kind, OutputKind):
             raise RequestError(f"output_kind must be an OutputKind, got {_show(self.output_kind)}.", "output_kind")
+        for name in ("structured_outputs", "guided_decoding"):
+            if not isinstance(getattr(self, name), StructuredOutputsParams | None):
+                raise RequestError(f"{name} must be a StructuredOutputsParams, got {_show(getattr(self, name))}.", name)
         if self.num_sequences < self.n:
             raise RequestError(f"best_of must be at least n={self.n}, got {self.best_of}.", "best_of")
         if self.ranks and self.output_kind is OutputKind.DELTA:

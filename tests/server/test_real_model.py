@@ -236,7 +236,7 @@ def test_what_a_client_gets_wrong_is_told_and_hurts_nobody(server: RealServer) -
         (COMPLETIONS, {"prompt": FRANCE, "n": 10**6}, "n"),
         (COMPLETIONS, {"prompt": FRANCE, "priority": 3}, "priority"),
         (CHAT, {"messages": []}, "messages"),
-        (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"messages": USER, "response_format": {"type": "grammar"}}, "response_format"),
     ]
     for path, body, says in wrong:
         status, reply = server.raw(path, **body)

@@ -39,14 +39,28 @@ FIELDS: list[tuple[str, Any]] = [
     *(("stream_options", value) for value in ({"include_usage": True}, 5)),
     *(("cache_salt", value) for value in ("", 7)),
     *(("priority", value) for value in (1, 1.5, True, 2**63)),
-    ("guided_json", {}),
-    ("guided_regex", "a+"),
-    ("guided_choice", ["a"]),
-    ("guided_grammar", "root ::= x"),
-    ("structured_outputs", {"regex": "a+"}),
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "foo"}),
-    ("response_format", {"type": "json_schema"}),
+    *(("guided_json", value) for value in ("{", 5, [], "5")),
+    *(("guided_regex", value) for value in (5, ["a"], "a" * 70_000)),
+    *(("guided_choice", value) for value in ([], "a", [1], 5)),
+    *(("guided_grammar", value) for value in (5, {})),
+    *(("guided_whitespace_pattern", value) for value in (5, " ?")),
+    ("guided_decoding_backend", "outlines"),
+    *(
+        ("structured_outputs", value)
+        for value in (
+            *({}, 5, [], {"regex": "a", "json": {}}, {"regex": 5}, {"choice": []}, {"json": "{"}, {"json": 5}),
+            *({"nonsense": 1}, {"json_object": False}, {"whitespace_pattern": " "}, {"json_object": "yes"}),
+            *({"json_object": True, "disable_any_whitespace": 1}, {"grammar": "a" * 70_000}),
+            {"structural_tag": []},
+        )
+    ),
+    *(
+        ("response_format", value)
+        for value in (
+            *("text", {}, {"type": "foo"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}),
+            *({"type": "json_schema", "json_schema": {"schema": 5}}, {"type": ["text"]}),
+        )
+    ),
     ("logits_processors", ["os.system"]),
     ("vllm_xargs", {"a": 1}),
     ("chat_template", "{{ 1 }}"),

@@ -17,12 +17,12 @@ MAX_TIMEOUT = 86400  # seconds
 # how much is asked or how it is shown, so that a longer answer begins with the shorter one.
 _SEEDED_BY = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p",
-    "logit_bias", "allowed_token_ids", "bad_words",
+    "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs",
 )  # fmt: skip
 # What changes the distribution or the text that a beam is scored by, or picks at random.
 _NOT_WITH_BEAMS = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "top_k", "min_p", "logit_bias",
-    "allowed_token_ids", "bad_words", "min_tokens", "stop", "best_of",
+    "allowed_token_ids", "bad_words", "min_tokens", "stop", "best_of", "structured_outputs",
 )  # fmt: skip
 _DEFAULTS = SamplingParams()
 

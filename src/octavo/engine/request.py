@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from octavo.engine.grammar import Grammar, Matcher
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Request:
     user: bytes = b""  # of the tenant: a digest of the name that the client gave
     timeout: float | None = None  # seconds from its arrival to its end
     beams: BeamSearchParams | None = None  # a beam search, of which params.n sequences are shown
+    grammar: Grammar | None = None  # compiled from params.structured_outputs
 
     @property
     def num_logprobs(self) -> int:
@@ -92,6 +94,7 @@ class Sequence:
         "finish_reason",
         "has_penalties",
         "index",
+        "matcher",
         "max_length",
         "min_length",
         "ngrams",
@@ -131,6 +134,8 @@ class Sequence:
         self.num_logprobs = request.num_logprobs
         self.num_samples = int(request.pooling is None)  # that its last row yields: of one that will fork, several
         self.search: BeamSearch | None = None  # the beam search whose beam it is, or that grows from it
+        # In the grammar, past the committed tokens: kept as they are when the sequence is preempted.
+        self.matcher: Matcher | None = request.grammar.matcher() if request.grammar is not None else None
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # of the prompt, found in the cache at the first admission
         self.num_pending_samples = 0  # sampled by steps that are not committed yet

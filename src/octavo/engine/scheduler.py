@@ -184,7 +184,12 @@ class Scheduler:
             behind = len(sequence.token_ids) - sequence.num_computed_tokens
             caught_up = behind == 1 and not sequence.num_pending_samples
             if caught_up and sequence.num_output_tokens and sequence.search is None:
-                sequence.draft_token_ids = drafter.draft(sequence, min(room, config.num_speculative_tokens))
+                drafts = drafter.draft(sequence, min(room, config.num_speculative_tokens))
+                if (matcher := sequence.matcher) is not None:
+                    # Before min_tokens a draft may lead to where only an end is allowed, which is banned as yet.
+                    early = len(sequence.token_ids) < sequence.min_length
+                    del drafts[0 if early else matcher.count_allowed(drafts) :]
+                sequence.draft_token_ids = drafts
                 room -= len(sequence.draft_token_ids)
 
     def _schedule_running(self, batch: Batch) -> bool:
@@ -423,6 +428,10 @@ class Scheduler:
             if token_id in request.stop_token_ids and position > sequence.min_length:
                 reason, stop = "stop", None if token_id in request.eos_token_ids else token_id
                 break
+            # The end of a grammar is an end even with ignore_eos or before min_tokens: nothing may follow it.
+            if sequence.matcher is not None and sequence.matcher.accept(token_id):
+                reason = "stop"
+                break
             if position >= sequence.max_length:
                 reason = "length"
                 break
@@ -488,6 +497,7 @@ def _may_run_ahead(sequence: Sequence) -> bool:
         sequence.num_pending_samples > 0
         and not sequence.draft_token_ids
         and not sequence.has_penalties
+        and sequence.matcher is None
         and not request.bad_word_ids
         and sequence.num_samples == 1
         and sequence.search is None

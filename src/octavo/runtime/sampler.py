@@ -6,10 +6,12 @@ serves the same line of the same request as before costs a comparison and its po
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from itertools import repeat
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
@@ -19,7 +21,8 @@ from octavo.runtime.inputs import RangeFault
 NO_TOKENS: tuple[int, ...] = ()
 FAILURES = {
     1: "The model's logits are all NaN or -inf, so that no token can be sampled.",
-    2: "No token may be sampled: allowed_token_ids, logit_bias, bad_words and min_tokens ban all of them together.",
+    2: "No token may be sampled: allowed_token_ids, logit_bias, bad_words, min_tokens and structured_outputs ban all "
+    "of them together.",
 }
 
 # What a row of the arrays holds: request, sequence index, whether stop ids are banned, ids that bad words ban, tokens
@@ -47,6 +50,7 @@ class BatchSampler:
         # Of the sequences with penalties in the last step: their tokens, counted as far as `known`.
         self._counts: dict[int, Counted] = {}
         self._reports = False  # whether a row of the step is asked for log-probabilities
+        self._constrained: list[tuple[ScheduledRange, int]] = []  # ranges of the step under a grammar, their first rows
 
     def write(self, batch: Batch) -> None:
         """Fills the rows of a step. Where a row depends on the tokens before it, none of them may be a -1.
@@ -58,12 +62,15 @@ class BatchSampler:
         counts: dict[int, Counted] = {}
         logits = 0
         self._reports = False
+        self._constrained = []
         for scheduled in batch.ranges:
             try:
                 logits = self._write_range(scheduled, logits, sources, positions, counts)
             except Exception as error:
                 self._counts = {}  # counted further than they say
                 raise RangeFault(scheduled, error) from error
+        if self._constrained:
+            self._write_masks()
         rows = len(sources)
         self._source[:rows] = sources
         self._position[:rows] = positions
@@ -96,9 +103,12 @@ class BatchSampler:
         known = scheduled.start + scheduled.num_tokens - drafts
         tokens = self._count(sequence, known, counts) if sequence.has_penalties else None
         self._make_room(len(sources) + drafts + len(scheduled.sample_indices))
+        matcher = sequence.matcher
+        if matcher is not None:
+            self._constrained.append((scheduled, len(sources)))
         for draft in range(drafts + 1):
             position = known + draft
-            bans = position < sequence.min_length
+            bans = position < sequence.min_length and not (matcher is not None and matcher.is_complete)
             bad = _bad_ends(sequence, position) if request.bad_word_ids else NO_TOKENS
             for index in scheduled.sample_indices:
                 row = len(sources)
@@ -122,6 +132,24 @@ class BatchSampler:
                 positions.append(position)
             logits += 1
         return logits
+
+    def _write_masks(self) -> None:
+        """What the grammars of the step allow, of what `allowed_token_ids` allows."""
+        mask = self._mask
+        wanted = [
+            (scheduled.sequence.matcher, row, scheduled.sequence.draft_token_ids[: scheduled.num_drafts])
+            for scheduled, row in self._constrained
+        ]
+        grammar = self._constrained[0][0].sequence.request.grammar
+        assert grammar is not None
+        for place, error in grammar.write_masks(wanted, mask).items():
+            self._counts = {}
+            raise RangeFault(self._constrained[place][0], ValueError(error))
+        for scheduled, row in self._constrained:
+            mask[row + 1 : row + len(scheduled.sample_indices)] = mask[row]
+            params = scheduled.sequence.request.params
+            if params.allowed_token_ids is not None:
+                mask[row : row + _num_samples(scheduled)] &= self._allowed(params.allowed_token_ids)
 
     def read(self, batch: Batch) -> list[RangeOutput]:
         """The outputs of the step that `write` prepared, aligned with the batch's ranges."""
@@ -188,11 +216,14 @@ class BatchSampler:
             ids, values = zip(*biases, strict=True)
             inputs.set_bias(row, np.array(ids, np.int32), np.array(values, np.float32))
         if params.allowed_token_ids is not None:
-            self._masked[row] = True
-            allowed = np.zeros(32 * self._mask.shape[1], np.bool_)
-            chosen = np.array(params.allowed_token_ids, np.int64)
-            allowed[chosen[chosen < inputs.vocab]] = True
-            self._mask[row] = np.packbits(allowed, bitorder="little").view("<u4")
+            self._mask[row] = self._allowed(params.allowed_token_ids)
+        self._masked[row] = params.allowed_token_ids is not None or request.grammar is not None
+
+    def _allowed(self, token_ids: SequenceOf[int]) -> NDArray[np.uint32]:
+        allowed = np.zeros(32 * self._mask.shape[1], np.bool_)
+        chosen = np.array(token_ids, np.int64)
+        allowed[chosen[chosen < self._inputs.vocab]] = True
+        return np.packbits(allowed, bitorder="little").view("<u4")
 
     def _count(self, sequence: Sequence, known: int, used: dict[int, Counted]) -> _native.TokenCounts:
         """The tokens of the first `known` positions, counted; kept from the last step where the sequence was in it."""

@@ -12,9 +12,12 @@ from octavo.sampling_params import BeamSearchParams, OutputKind, SamplingParams
 from octavo.server.context import Call
 from octavo.server.errors import bad_request
 from octavo.server.service import Service
+from octavo.server.structured import constraint, renamed
 from octavo.server.wire import ChatFields, ChatRequest, CompletionRequest, SamplingFields
 
-SAMPLING_FIELDS = tuple({entry.name for entry in fields(SamplingParams)} & SamplingFields.model_fields.keys())
+SAMPLING_FIELDS = tuple(
+    {entry.name for entry in fields(SamplingParams)} & SamplingFields.model_fields.keys() - {"structured_outputs"}
+)
 BEAM_FIELDS = tuple({entry.name for entry in fields(BeamSearchParams)} & SamplingFields.model_fields.keys())
 
 
@@ -70,6 +73,8 @@ def sampling_params(service: Service, body: SamplingFields, **overrides: Any) ->
     if body.use_beam_search:
         defaults = {name: value for name, value in defaults.items() if name == "max_tokens"}
         values |= {"best_of": None, "temperature": 0}
+    if (found := constraint(body)) is not None:
+        values["structured_outputs"] = found[1]
     kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
     return SamplingParams(**{**defaults, **values, **overrides}, output_kind=kind)
 
@@ -188,7 +193,8 @@ def _admit(
     except RequestError as error:
         if error.param == "beam_width":  # as the client calls it
             error.param = num_sequences(body, params)[0]
-        raise
+        found = constraint(body)
+        raise renamed(error, found[0] if found else "structured_outputs") from None
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:

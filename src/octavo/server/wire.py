@@ -38,6 +38,9 @@ EarlyStopping = Annotated[Any, WithJsonSchema({"enum": [True, False, "never", No
 Biases = Annotated[
     Any, WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}, "nullable": True})
 ]
+# `server/structured.py` checks these.
+Constraint = Annotated[Any, WithJsonSchema({"type": "object", "nullable": True})]
+Schema = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]})]
 Prompt = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, TOKEN_IDS, {"type": "array", "items": TOKEN_IDS}]}),
@@ -65,14 +68,7 @@ def one_of(*values: Any) -> Callable[[Any], bool]:
 
 # Known fields that ask for something octavo does not do (yet), and the values of them that ask for nothing.
 REFUSED: dict[str, Callable[[Any], bool]] = {
-    "response_format": lambda value: value is None or value == {"type": "text"},
-    "structured_outputs": empty,
-    "guided_json": one_of(),
-    "guided_regex": one_of(),
-    "guided_choice": one_of(),
-    "guided_grammar": one_of(),
-    "guided_decoding_backend": one_of(),
-    "guided_whitespace_pattern": one_of(),
+    "guided_decoding_backend": one_of("auto", "guidance"),
     "suffix": empty,
     "functions": empty,
     "function_call": one_of("none"),
@@ -173,6 +169,14 @@ class SamplingFields(WireModel):
     echo: bool | None = None
     user: str | None = None
     request_id: str | None = None
+    response_format: Constraint = None
+    structured_outputs: Constraint = None
+    guided_json: Schema = None
+    guided_regex: str | None = None
+    guided_choice: Texts = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
 
     @model_validator(mode="after")
     def check_together(self) -> SamplingFields:

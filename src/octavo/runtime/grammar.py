@@ -1,0 +1,254 @@
+"""Structured output: constraints compiled by llguidance, and which tokens they allow next. Imported when first used."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import llguidance
+from llguidance.numpy import (
+    fill_next_token_bitmask_par,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
+
+from octavo.errors import RequestError
+from octavo.runtime.constraint import grammar_of
+from octavo.structured_outputs import StructuredOutputsParams
+from octavo.text.tokenizer import Tokenizer
+
+COMPILE_SECONDS = 10.0
+COMPILE_THREADS = 2
+# The compiler descends once for each rule or reference of a chain: 400 of them took less than 8 MiB.
+COMPILE_STACK_BYTES = 2**28
+MAX_COMPILED = 32
+MAX_REASON_CHARACTERS = 500
+# Of the processor's time, for one mask of one sequence. Text costs 0.1 ms, a busy schema 1 ms; ambiguous grammars and
+# great repetitions take longer with every token, and all sequences of the step wait for them.
+MAX_FIRST_MASK_SECONDS = 0.25
+SLOW_MASK_SECONDS = 0.02
+MAX_SLOW_SECONDS = 2.0  # that slow masks of one sequence may take together
+SLOW_STEP_SECONDS = 0.05
+WATCHED_STEPS = 16
+LIMITS = llguidance.LLParserLimits(
+    step_lexer_fuel=100_000, step_max_items=10_000, max_lexer_states=50_000, verbose_errors=False
+)
+TOO_SLOW = "Its grammar takes too long: {:.1f} s were spent on choosing its tokens. Use a simpler one."
+
+
+class GrammarCompiler:
+    """Compiles constraints for one model, and keeps the last ones. Safe to share between threads."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int], threads: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._masks: MaskWriter | None = None
+        self._compiled: OrderedDict[StructuredOutputsParams, Future[CompiledGrammar]] = OrderedDict()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """Blocks until it is compiled. RequestError with the compiler's reason where it cannot be enforced."""
+        future = self._future(params)
+        try:
+            return future.result(COMPILE_SECONDS)
+        except RequestError as error:
+            raise RequestError(str(error), error.param) from None  # one of its own for each who asked
+        except (FutureTimeoutError, CancelledError):
+            future.cancel()
+            raise RequestError(
+                f"structured_outputs took more than {COMPILE_SECONDS:g} s to compile. Use a simpler one.",
+                "structured_outputs",
+            ) from None
+
+    def _future(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
+        with self._lock:
+            future = self._compiled.pop(params, None)
+            if future is not None and (future.cancelled() or _is_worn(future)):
+                future = None
+            if future is None:
+                while len(self._compiled) >= MAX_COMPILED:
+                    self._compiled.popitem(last=False)
+                future = self._submit(params)
+            self._compiled[params] = future
+            return future
+
+    def _submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
+        """The thread that this may start gets a stack of its own size: it is set for all threads that start."""
+        before = threading.stack_size(COMPILE_STACK_BYTES)
+        try:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar", initializer=_yield_to_others)
+            return self._pool.submit(self._compile, params)
+        finally:
+            threading.stack_size(before)
+
+    def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        text = grammar_of(params, self._tokenizer.control_texts.keys())
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._describe_vocabulary()
+                self._masks = MaskWriter(self._threads)
+            vocabulary, masks = self._vocabulary, self._masks
+        assert masks is not None
+        start = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
+        began = time.thread_time()
+        if not start.is_error():
+            start.compute_bitmask()
+        spent = time.thread_time() - began
+        reason = start.get_error()
+        if not reason and spent > MAX_FIRST_MASK_SECONDS:
+            reason = f"the choice of its first token alone takes {spent:.1f} s"
+        if reason:
+            raise RequestError(
+                f"structured_outputs.{params.kind} cannot be enforced: {_brief(reason)}", "structured_outputs"
+            )
+        return CompiledGrammar(start, self._eos_token_ids, masks)
+
+    def _describe_vocabulary(self) -> llguidance.LLTokenizer:
+        """llguidance's own form of the vocabulary: 0.2 s for 49,152 tokens, 1.2 s for 262,144, once."""
+        if not self._eos_token_ids:
+            raise RequestError(
+                "structured_outputs needs a model with an end-of-sequence token, or no reply could end.",
+                "structured_outputs",
+            )
+        words = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
+        vocabulary = llguidance.LLTokenizer(words, eos_token=sorted(self._eos_token_ids))  # type: ignore[arg-type]
+        words.split_greedily = vocabulary.greedy_tokenize
+        return vocabulary
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer: the bytes of every token, and how a text that it forces is cut into them."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self.split_greedily: Callable[[str], list[int]] = lambda text: []
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = sorted(i for i in tokenizer.control_ids | eos_token_ids if i < vocab_size)
+        self.eos_token_id = min(eos_token_ids)
+        self.bos_token_id = tokenizer.bos_token_id
+
+    def __call__(self, text: str) -> list[int]:
+        """As the model's tokenizer cuts it where that gives back the text; one that adds a space in front does not."""
+        token_ids = self._tokenizer.encode_plain(text)
+        if all(token_id < self._vocab_size for token_id in token_ids):
+            spelled = b"".join(self.tokens[token_id] for token_id in token_ids)
+            if spelled == text.encode():
+                return token_ids
+        return self.split_greedily(text)
+
+
+class CompiledGrammar:
+    """A constraint at its beginning. Its matchers share a lexer, so that each profits from what others have met."""
+
+    def __init__(self, start: llguidance.LLMatcher, eos_token_ids: frozenset[int], masks: MaskWriter) -> None:
+        self._start = start
+        self.eos_token_ids = eos_token_ids
+        self.write_masks = masks.write
+        self.is_worn = False  # a limit was met, perhaps of the lexer that all share: not to be used again
+
+    def matcher(self) -> GrammarMatcher:
+        return GrammarMatcher(self, self._start.deep_copy())
+
+
+class GrammarMatcher:
+    """Where one sequence stands."""
+
+    __slots__ = ("grammar", "ll", "slow_seconds")
+
+    def __init__(self, grammar: CompiledGrammar, ll: llguidance.LLMatcher) -> None:
+        self.grammar = grammar
+        self.ll = ll
+        self.slow_seconds = 0.0  # spent on masks that took long
+
+    @property
+    def is_complete(self) -> bool:
+        return self.ll.is_stopped()
+
+    def accept(self, token_id: int) -> bool:
+        if token_id in self.grammar.eos_token_ids and self.ll.is_accepting():
+            return True
+        if not self.ll.consume_token(token_id):
+            raise ValueError(self.fault() or f"The grammar does not allow token {token_id}.")
+        return False
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        end = next((i for i, token_id in enumerate(token_ids) if token_id in self.grammar.eos_token_ids), None)
+        return self.ll.validate_tokens(list(token_ids[:end])) if not self.ll.is_stopped() else 0
+
+    def fault(self) -> str:
+        """Why no mask of this matcher counts any more; "" where they do."""
+        reason = self.ll.get_error() if self.ll.is_error() else ""
+        if reason:
+            self.grammar.is_worn = True
+            return f"Its grammar failed: {_brief(reason)}"
+        return TOO_SLOW.format(self.slow_seconds) if self.slow_seconds > MAX_SLOW_SECONDS else ""
+
+
+class MaskWriter:
+    """Writes the masks of a step on threads of its own, with the interpreter's lock released.
+
+    A step that takes long is followed by some whose masks are computed and timed one by one: a sequence whose masks
+    are slow may spend so much time and no more. It is the processor's time, which a busy machine does not change.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._executor = llguidance.LLExecutor(threads)
+        self._watched_steps = 0
+
+    def write(self, rows: Sequence[tuple[GrammarMatcher, int, Sequence[int]]], mask: Any) -> dict[int, str]:
+        bits = mask.view("int32")
+        for _, row, drafts in rows:
+            if drafts:
+                bits[row : row + len(drafts) + 1] = -1  # llguidance leaves out those after an end
+        if self._watched_steps:
+            self._watched_steps -= 1
+            for entry in rows:
+                began = time.thread_time()
+                self._fill([entry], bits)
+                spent = time.thread_time() - began
+                if spent > SLOW_MASK_SECONDS:
+                    entry[0].slow_seconds += spent
+        else:
+            started = time.perf_counter()
+            self._fill(rows, bits)
+            if time.perf_counter() - started > SLOW_STEP_SECONDS:
+                self._watched_steps = WATCHED_STEPS
+        return {place: fault for place, (matcher, _, _) in enumerate(rows) if (fault := matcher.fault())}
+
+    def _fill(self, rows: Sequence[tuple[GrammarMatcher, int, Sequence[int]]], bits: Any) -> None:
+        plain = [(matcher.ll, row) for matcher, row, drafts in rows if not drafts]
+        if plain:
+            fill_next_token_bitmask_par(self._executor, plain, bits)
+        drafting = [(matcher.ll, row, list(drafts)) for matcher, row, drafts in rows if drafts]
+        if drafting:
+            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafting, bits)
+
+
+def _is_worn(future: Future[CompiledGrammar]) -> bool:
+    return future.done() and future.exception() is None and future.result().is_worn
+
+
+def _yield_to_others() -> None:
+    """Compiling waits for whoever computes tokens; a nice value is one thread's own on Linux only."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+def _brief(reason: str) -> str:
+    """The compiler's words without what follows them of its own state."""
+    reason = reason.partition("<backtrace>")[0].partition("<non-verbose/>")[0].strip()
+    return reason if len(reason) <= MAX_REASON_CHARACTERS else reason[: MAX_REASON_CHARACTERS - 3] + "..."
