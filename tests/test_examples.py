@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,3 +67,11 @@ def test_async_streaming(model: Path) -> None:
 def test_openai_client(server: RealServer) -> None:
     shown = run("openai_client.py", server.url + "/v1")
     assert "prompt tokens, " in shown and " generated)" in shown
+
+
+def test_structured_output(server: RealServer) -> None:
+    shown = run("structured_output.py", server.url + "/v1")
+    assert "parsed: city=" in shown and "schema: {" in shown
+    assert re.search(r"^choice: (rain|sun)$", shown, re.MULTILINE)
+    assert re.search(r"^regex: -?\d{1,2} (C|F)$", shown, re.MULTILINE)
+    assert re.search(r"^grammar: It (rains|snows) in [A-Z][a-z]{1,15}\.$", shown, re.MULTILINE)

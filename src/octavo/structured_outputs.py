@@ -70,7 +70,7 @@ class StructuredOutputsParams:
 
 
 def check_schema(schema: Any, field: str) -> None:
-    """Refuses a schema that would keep the compiler busy for too long, before it sees it."""
+    """Refuses a schema that would keep the compiler busy for too long, or that it takes for less than it says."""
     references = 0
     level: list[Any] = [schema]
     for _ in range(MAX_SCHEMA_DEPTH):
@@ -79,9 +79,16 @@ def check_schema(schema: Any, field: str) -> None:
             if isinstance(value, dict):
                 below += value.values()
                 references += "$ref" in value
+                _check_bounds(value, field)
                 properties, required = value.get("properties"), value.get("required")
+                least, sure = value.get("minProperties"), len(required) if isinstance(required, list) else 0
+                if isinstance(least, int) and least > max(1, sure):
+                    raise _error(
+                        f"{field} asks for minProperties = {least}, which cannot be enforced: a name could come twice. "
+                        "List them in `required`."
+                    )
                 if isinstance(properties, dict):
-                    optional = len(properties) - (len(required) if isinstance(required, list) else 0)
+                    optional = len(properties) - sure
                     if optional > MAX_OPTIONAL_PROPERTIES:
                         raise _error(
                             f"{field} has an object with {optional} properties that are not required; at most "
@@ -96,6 +103,20 @@ def check_schema(schema: Any, field: str) -> None:
         raise _error(f"{field} is nested more than {MAX_SCHEMA_DEPTH} levels deep.")
     if references > MAX_SCHEMA_REFERENCES:
         raise _error(f"{field} has {references} $ref; at most {MAX_SCHEMA_REFERENCES} are possible.")
+
+
+def _check_bounds(schema: dict[str, Any], field: str) -> None:
+    """Between an excluded whole number and a bound less than 1 away the compiler would let the number itself pass."""
+    excluded = [schema.get(name) for name in ("exclusiveMinimum", "exclusiveMaximum")]
+    low = [bound for name in ("minimum", "exclusiveMinimum") if isinstance(bound := schema.get(name), int | float)]
+    high = [bound for name in ("maximum", "exclusiveMaximum") if isinstance(bound := schema.get(name), int | float)]
+    if low and high and 0 < min(high) - max(low) < 1 and schema.get("type") != "integer":
+        for bound in excluded:
+            if isinstance(bound, int | float) and bound == round(bound):
+                raise _error(
+                    f"{field} excludes {bound} from numbers between {max(low)} and {min(high)}, which cannot be "
+                    "enforced. Use a bound that is no whole number, such as 0.001 for 0."
+                )
 
 
 def _check_text(name: str, value: object) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from tests.judges import avx512, live, neon, parity
+from tests.judges import avx512, grammar, live, neon, parity
 from tests.judges.report import write_result
 
-JUDGES = {"avx512": avx512, "neon": neon, "parity": parity, "tiny": live}
+JUDGES = {"avx512": avx512, "grammar": grammar, "neon": neon, "parity": parity, "tiny": live}
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--model", nargs="*", help="parity: short names of models.")
     parser.add_argument("--dtype", nargs="*", default=["auto", "float32"], help="parity: what octavo computes in.")
     parser.add_argument("--reference", metavar="FOLDER", help="parity: where the oracle's logits are, or are kept.")
-    parser.add_argument("--seed", type=int, help="tiny: of the checkpoints' weights; default: a fresh one.")
+    parser.add_argument("--seed", type=int, help="tiny: of the weights; grammar: of the schemas.")
     options = parser.parse_args()
     judge = JUDGES[options.name]
     start = time.monotonic()

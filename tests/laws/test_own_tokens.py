@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import tiny
 from world import GGUF_FORMATS, Asked, Heard, load, mixed_requests, run_alone, run_together, tokens_of, write_gguf
 
-from octavo import _native
+from octavo import StructuredOutputsParams, _native
 from octavo.engine.request import Sequence
 
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
@@ -127,6 +128,26 @@ def compare(results: dict[str, tuple[dict[str, Any], Heard]]) -> None:
 def test_sixty_four_requests_past_the_window(tmp_path: Path) -> None:
     """Prompts of up to 3,000 tokens over windows of 32, at least 64 tokens each."""
     compare(ways(mixed_requests(64, 3000, 64), checkpoint(tmp_path, "gemma3", 4096), {"dtype": "bfloat16"}))
+
+
+CONSTRAINTS = [
+    StructuredOutputsParams(json={"type": "array", "items": {"type": "string"}, "minItems": 2}),
+    StructuredOutputsParams(regex=r"([a-c]{1,3} ?){4,}\."),
+    StructuredOutputsParams(json_object=True),
+    StructuredOutputsParams(grammar='start: "(" (start | /[0-9]+/)* ")"'),
+    StructuredOutputsParams(choice=["ab" * 20, "ab" * 10 + "c"]),
+]
+
+
+@pytest.mark.parametrize("kind", ["float32", "Q4_K"])
+def test_bits_under_a_grammar(kind: str, tmp_path: Path) -> None:
+    """Half of the requests are constrained, in all ways, some with n = 2, penalties or logprobs, some beside others."""
+    path, options = source(tmp_path, kind)
+    requests = [
+        (name, ids, replace(params, structured_outputs=CONSTRAINTS[i % len(CONSTRAINTS)] if i % 4 < 2 else None))
+        for i, (name, ids, params) in enumerate(mixed_requests(12, 100, 16))
+    ]
+    compare(ways(requests, path, options))
 
 
 ROW_DEPENDENT = '''

@@ -14,6 +14,8 @@ from octavo.structured_outputs import MAX_GRAMMAR_RULES, StructuredOutputsParams
 
 # A run of white space has a bound, or a model that is at a loss would write nothing else to the end.
 WHITESPACE = r" |\n[ \t]{0,32}"
+# Without \u, by which a property could come twice: once in the schema's spelling, and once as any other property.
+ESCAPES = 'nrbtf\\"'
 RULE = re.compile(r"^\s*[!?]?[A-Za-z_][\w.-]*\s*(\[[^\]\n]*\])?\s*(:|::=)", re.MULTILINE)
 
 
@@ -47,7 +49,7 @@ def _of_schema(schema: Any, params: StructuredOutputsParams) -> str:
         raise _error(params.kind, "x-guidance is not supported; use whitespace_pattern or disable_any_whitespace")
     if params.disable_additional_properties:
         _close(schema)
-    options: Any = {"lenient": False, "coerce_one_of": False, "item_separator": ",", "key_separator": ":"}
+    options: Any = {"lenient": False, "coerce_one_of": False, "json_allowed_escapes": ESCAPES}
     if params.disable_any_whitespace:
         options["whitespace_flexible"] = False
     else:

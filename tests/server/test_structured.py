@@ -1,0 +1,250 @@
+"""Structured output over a real socket, with a tiny random model: what is asked for is what comes, or a 400 says why."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from real_server import RealServer
+from server_world import chunks, joined, wait_until
+
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("model", "judges"))
+
+import tiny
+from schemas import fault
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = [{"role": "user", "content": "hi"}]
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    folder = tmp_path_factory.mktemp("server")
+    path = tiny.write_checkpoint("llama", folder / "tiny")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
+    running = RealServer(folder / "log", str(path), "--threads", "1")
+    yield running
+    log = running.log.read_text()
+    assert running.close() == 0
+    assert "Traceback" not in log and "ERROR" not in log
+
+
+def probe(server: RealServer) -> None:
+    """Healthy, idle, and a fixed completion as ever."""
+    wait_until(server.is_idle, 30)
+    assert server.client.get("/health").status_code == 200
+    body = {"prompt": "hi", "max_tokens": 6, "temperature": 0}
+    assert server.post(COMPLETIONS, **body)["usage"]["completion_tokens"] == 6
+    assert server.post(COMPLETIONS, **body, structured_outputs={"choice": ["fine"]})["choices"][0]["text"].startswith(
+        "f"
+    )
+
+
+def ask(server: RealServer, **body: Any) -> tuple[str, str]:
+    asked = {"messages": USER, "temperature": 1.5, "max_tokens": 300, "seed": 1, **body}
+    choice = server.post(CHAT, **asked)["choices"][0]
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}},
+        {"structured_outputs": {"json": PERSON}},
+        {"structured_outputs": {"json": json.dumps(PERSON), "disable_any_whitespace": True, "regex": None}},
+        {"guided_json": PERSON, "guided_decoding_backend": "auto"},
+        {"guided_json": json.dumps(PERSON), "guided_whitespace_pattern": " ?"},
+    ],
+)
+def test_a_schema_in_every_spelling(server: RealServer, asked: dict[str, Any]) -> None:
+    text, reason = ask(server, **asked)
+    assert reason == "stop" and not fault(PERSON, text)
+    body = {"messages": USER, "temperature": 1.5, "max_tokens": 300, "seed": 1, **asked}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    with server.client.stream("POST", CHAT, json={**body, **options}) as response:
+        assert joined(chunks(response.iter_lines()))["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.parametrize(
+    "asked, pattern",
+    [
+        ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
+        ({"guided_regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"structured_outputs": {"choice": ["x", "yy"]}}, "x|yy"),
+        ({"guided_choice": ["x", "yy"]}, "x|yy"),
+        ({"structured_outputs": {"grammar": 'root ::= "<" [0-9] ">"'}}, "<[0-9]>"),
+        ({"guided_grammar": 'start: "<" /[0-9]/ ">"'}, "<[0-9]>"),
+        ({"structured_outputs": {"json": {"const": True}}}, "true"),
+    ],
+)
+def test_the_other_constraints_on_both_routes(server: RealServer, asked: dict[str, Any], pattern: str) -> None:
+    text, reason = ask(server, **asked)
+    assert reason == "stop" and re.fullmatch(pattern, text)
+    reply = server.post(COMPLETIONS, prompt=["a", "b"], n=2, max_tokens=20, temperature=1.5, **asked)
+    assert len(reply["choices"]) == 4
+    assert all(re.fullmatch(pattern, choice["text"]) for choice in reply["choices"])
+
+
+def test_text_is_as_if_nothing_were_asked(server: RealServer) -> None:
+    plain = ask(server, max_tokens=20)
+    assert ask(server, max_tokens=20, response_format={"type": "text"}) == plain
+    assert ask(server, max_tokens=20, response_format=None, structured_outputs=None, guided_json=None) == plain
+
+
+def test_any_object(server: RealServer) -> None:
+    text, reason = ask(server, response_format={"type": "json_object"}, max_tokens=600)
+    assert text.startswith("{") and (reason == "length" or isinstance(json.loads(text), dict))
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed"),
+    ({"guided_regex": "("}, "guided_regex", "unclosed"),
+    ({"guided_json": {"type": "foo"}}, "guided_json", "foo"),
+    ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs", "unknown name"),
+    ({"response_format": {"type": "foo"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format", "schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True}}}},
+        "response_format",
+        "uniqueItems",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(?!a)"}}}},
+        "response_format",
+        "look-around",
+    ),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "exactly one"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "give one of them"),
+    (
+        {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}},
+        "structured_outputs",
+        "one",
+    ),
+]
+
+
+@pytest.mark.parametrize("asked, field, says", WRONG, ids=[str(i) for i in range(len(WRONG))])
+def test_what_cannot_be_enforced_is_a_400_with_the_reason(
+    server: RealServer, asked: dict[str, Any], field: str, says: str
+) -> None:
+    for path, body in ((CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "a"})):
+        for stream in (False, True):
+            status, reply = server.raw(path, **body, **asked, stream=stream)
+            assert status == 400, reply
+            assert reply["error"]["param"] == field and says in reply["error"]["message"], reply
+    probe(server)
+    assert ask(server, structured_outputs={"json": PERSON})[1] == "stop"
+
+
+def test_a_cut_reply_says_so(server: RealServer) -> None:
+    schema = {"structured_outputs": {"json": PERSON, "disable_any_whitespace": True}}
+    text, reason = ask(server, max_tokens=3, **schema)
+    assert reason == "length" and text == '{"n'
+    text, reason = ask(server, stop=["na"], **schema)
+    assert (text, reason) == ('{"', "stop")
+    for params in ({"min_tokens": 200}, {"ignore_eos": True}):
+        text, reason = ask(server, **params, **schema)
+        assert reason == "stop" and not fault(PERSON, text)
+    probe(server)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"top_k": 1}, {"structured_outputs": {"regex": "[ab]{4}"}}, {"top_k": 1, "echo": True}]
+)
+def test_logprobs_of_what_is_masked_are_json(server: RealServer, extra: dict[str, Any]) -> None:
+    body = {"prompt": "hello", "max_tokens": 6, "logprobs": 5, **extra}
+    response = server.client.post(COMPLETIONS, json=body)
+    assert response.status_code == 200
+    reply = json.loads(response.content, parse_constant=pytest.fail)  # NaN and Infinity
+    logprobs = reply["choices"][0]["logprobs"]
+    values = zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    assert all(chosen is None or (isinstance(chosen, float) and top) for chosen, top in values)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+HUGE: dict[str, dict[str, Any]] = {
+    "20,000 values": {"json": {"enum": [f"value {i}" for i in range(20_000)]}},
+    "20,000 choices": {"choice": [f"value {i}" for i in range(20_000)]},
+    "200 levels": {"json": nested(200)},
+    "a billion items": {"json": {"type": "array", "items": {"type": "null"}, "minItems": 10**9, "maxItems": 2 * 10**9}},
+    "a million repetitions": {"regex": "(x{1000}){1000}"},
+    "20,000 properties": {"json": {"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}}},
+    "a product of alternatives": {
+        "json": {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(3)]} for i in range(12)]}
+    },
+    "5,000 references in a chain": {"json": {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}}},
+    "10,000 rules in a chain": {"grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(3500))},
+}
+
+
+def test_huge_constraints_beside_a_stream(server: RealServer) -> None:
+    """Each is answered in ten seconds or refused, and meanwhile a stream goes on and /health answers."""
+    gaps: list[float] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY", timeout=60) as client:
+            while not over.is_set():
+                last = time.monotonic()
+                stream = client.completions.create(
+                    model=model, prompt="hi", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+                )
+                for _ in stream:
+                    gaps.append(time.monotonic() - last)
+                    last = time.monotonic()
+
+    model = server.client.get("/v1/models").json()["data"][0]["id"]
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for name, constraint in HUGE.items():
+            started = time.monotonic()
+            status, reply = server.raw(COMPLETIONS, prompt="hi", max_tokens=5, structured_outputs=constraint)
+            assert time.monotonic() - started < 15, name
+            assert status == 200 or (status == 400 and reply["error"]["param"] == "structured_outputs"), (name, reply)
+            started = time.monotonic()
+            assert server.client.get("/health").status_code == 200
+            assert time.monotonic() - started < 2, name
+    finally:
+        over.set()
+        watcher.join()
+    assert len(gaps) > 200 and max(gaps) < 3
+    probe(server)
+
+
+def test_the_official_client_parses(server: RealServer) -> None:
+    class Person(pydantic.BaseModel):
+        name: str = pydantic.Field(max_length=8)
+        age: int = pydantic.Field(ge=0, le=99)
+
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY", timeout=60) as client:
+        model = client.models.list().data[0].id
+        reply = client.chat.completions.parse(
+            model=model, messages=[{"role": "user", "content": "hi"}], response_format=Person, temperature=1.5
+        )
+        person = reply.choices[0].message.parsed
+        assert isinstance(person, Person) and 0 <= person.age <= 99
