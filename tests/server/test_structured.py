@@ -1,4 +1,4 @@
-"""Structured output over a real socket, with a tiny random model: what is asked for is what comes, or a 400 says why."""
+"""Structured output over a real socket, with a tiny random model: what is asked for comes, or a 400 says why."""
 
 from __future__ import annotations
 

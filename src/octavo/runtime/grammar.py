@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -34,7 +32,7 @@ MAX_REASON_CHARACTERS = 500
 MAX_FIRST_MASK_SECONDS = 0.25
 SLOW_MASK_SECONDS = 0.02
 MAX_SLOW_SECONDS = 1.0  # that slow masks of one sequence may take together
-SLOW_STEP_SECONDS = 0.05
+SLOW_STEP_SECONDS = 0.1
 WATCHED_STEPS = 16
 # The library's are 3 to 10 times as high: a regular expression with a million repetitions took 7 s for its first mask.
 LIMITS = llguidance.LLParserLimits(
@@ -64,6 +62,7 @@ class GrammarCompiler:
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Blocks until it is compiled. RequestError with the compiler's reason where it cannot be enforced."""
+        self._prepare()
         future = self._future(params)
         try:
             return future.result(COMPILE_SECONDS)
@@ -93,20 +92,15 @@ class GrammarCompiler:
         before = threading.stack_size(COMPILE_STACK_BYTES)
         try:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar", initializer=_yield_to_others)
+                self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
             return self._pool.submit(self._compile, params)
         finally:
             threading.stack_size(before)
 
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         text = grammar_of(params, self._tokenizer.control_texts.keys())
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._describe_vocabulary()
-                self._masks = MaskWriter(self._threads)
-            vocabulary, masks = self._vocabulary, self._masks
-        assert masks is not None
-        start = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
+        assert self._vocabulary is not None and self._masks is not None
+        start = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=LIMITS)
         began = time.thread_time()
         if not start.is_error():
             start.compute_bitmask()
@@ -118,19 +112,22 @@ class GrammarCompiler:
             raise RequestError(
                 f"structured_outputs.{params.kind} cannot be enforced: {_brief(reason)}", "structured_outputs"
             )
-        return CompiledGrammar(start, self._eos_token_ids, masks)
+        return CompiledGrammar(start, self._eos_token_ids, self._masks)
 
-    def _describe_vocabulary(self) -> llguidance.LLTokenizer:
-        """llguidance's own form of the vocabulary: 0.2 s for 49,152 tokens, 1.2 s for 262,144, once."""
+    def _prepare(self) -> None:
+        """Makes llguidance's own form of the vocabulary, once: 0.2 s for 49,152 tokens, 1.2 s for 262,144."""
         if not self._eos_token_ids:
             raise RequestError(
                 "structured_outputs needs a model with an end-of-sequence token, or no reply could end.",
                 "structured_outputs",
             )
-        words = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
-        vocabulary = llguidance.LLTokenizer(words, eos_token=sorted(self._eos_token_ids))  # type: ignore[arg-type]
-        words.split_greedily = vocabulary.greedy_tokenize
-        return vocabulary
+        with self._lock:
+            if self._vocabulary is None:
+                words = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
+                vocabulary = llguidance.LLTokenizer(words, eos_token=sorted(self._eos_token_ids))  # type: ignore[arg-type]
+                words.split_greedily = vocabulary.greedy_tokenize
+                self._masks = MaskWriter(self._threads)
+                self._vocabulary = vocabulary
 
 
 class _Vocabulary:
@@ -246,12 +243,6 @@ class MaskWriter:
 
 def _is_worn(future: Future[CompiledGrammar]) -> bool:
     return future.done() and future.exception() is None and future.result().is_worn
-
-
-def _yield_to_others() -> None:
-    """Compiling waits for whoever computes tokens; a nice value is one thread's own on Linux only."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _brief(reason: str) -> str:
