@@ -127,12 +127,11 @@ class Listener:
                 known = scheduled.start + scheduled.num_tokens - scheduled.num_drafts
                 # A row behind a draft that was not sampled is of a text that never was.
                 kept = 0
-                for draft, sample in zip(
-                    sequence.draft_token_ids[: scheduled.num_drafts], output.samples, strict=False
-                ):
-                    if draft != sample.token_id:
-                        break
-                    kept += 1
+                if scheduled.num_drafts:
+                    for draft, sample in zip(sequence.draft_token_ids, output.samples, strict=False):
+                        if draft != sample.token_id:
+                            break
+                        kept += 1
                 for offset in range(kept + 1):
                     digest = hashlib.sha256(logits[row + offset].tobytes()).hexdigest()
                     for index in scheduled.sample_indices:

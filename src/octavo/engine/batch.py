@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 from octavo.engine.request import Sequence, Status, TokenOutput
 
-__all__ = ["Batch", "BlockCopy", "Pending", "RangeOutput", "Runner", "ScheduledRange", "TokenOutput"]
+__all__ = ["Batch", "BlockCopy", "Output", "Pending", "RangeOutput", "Runner", "ScheduledRange", "TokenOutput"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ScheduledRange:
     """Positions [start, start + num_tokens) of a sequence, computed in one step.
 
@@ -50,6 +50,10 @@ class Batch:
     Order within a step: read every `src` of `copies`, zero-fill `opened`, write every `dst`, compute. A `src` may be
     opened in the same step. In a window group's table, -1 stands for a block behind the window: the table keeps its
     length, and no position of the range may read or write there.
+
+    Most ranges are plain decodes: the one last token of a sequence, of which one token is sampled and nothing else
+    asked. They stand first. The same object stands for a sequence in every step as long as its blocks stay what they
+    are but for new ones, so that a runner sees what has not changed.
     """
 
     step: int
@@ -58,6 +62,7 @@ class Batch:
     opened: list[list[int]]  # per group, newly opened blocks
     num_tokens: int = 0
     num_rows: int = 0
+    num_decodes: int = 0  # how many of the ranges, from the first on, are plain decodes
 
 
 @dataclass(slots=True)
@@ -72,10 +77,13 @@ class RangeOutput:
     error: str | None = None  # why no token could be sampled: the request ends with it
 
 
+Output = RangeOutput | int  # of a plain decode the sampled token alone will do
+
+
 class Pending(Protocol):
     """A launched step."""
 
-    def outputs(self) -> list[RangeOutput]:
+    def outputs(self) -> list[Output]:
         """Outputs aligned with `batch.ranges`; blocks until the step has finished."""
         ...
 

@@ -1,6 +1,6 @@
 """best_of: a request's sequences are held back until all have ended, and the n best of them become its outputs."""
 
-from octavo.engine.outputs import SequenceOutput
+from octavo.engine.outputs import SequenceOutput, end_of
 from octavo.engine.request import Request
 
 
@@ -9,9 +9,9 @@ class BestOf:
 
     def __init__(self, request: Request) -> None:
         self._params = request.params
-        self._lines = [
-            SequenceOutput(request.request_id, index, [], logprobs=[]) for index in range(self._params.num_sequences)
-        ]
+        self._lines = [SequenceOutput(request.request_id, index, []) for index in range(self._params.num_sequences)]
+        for line in self._lines:
+            line.logprobs = []
         self._num_open = len(self._lines)
 
     def add(self, news: SequenceOutput) -> list[SequenceOutput]:
@@ -31,10 +31,7 @@ class BestOf:
         n = self._params.n
         for line in self._lines:
             if line.finish_reason in ("abort", "error"):
-                reason, error = line.finish_reason, line.error
-                return [
-                    SequenceOutput(line.request_id, index, [], finish_reason=reason, error=error) for index in range(n)
-                ]
+                return [end_of(line.request_id, index, line.finish_reason, line.error) for index in range(n)]
         prompt_logprobs = self._lines[0].prompt_logprobs
         best = sorted(self._lines, key=_mean_logprob, reverse=True)[:n]  # stable: of equal ones the first
         for index, line in enumerate(best):

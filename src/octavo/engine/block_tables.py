@@ -78,7 +78,7 @@ class BlockTables:
         """
         start = sequence.num_computed_tokens
         end = start + count
-        if end <= sequence.num_reserved_tokens and not sequence.shares_tail:
+        if end <= sequence.num_reserved_tokens:
             return True
         tail = start // self.block_size
         needs = []
@@ -117,8 +117,9 @@ class BlockTables:
                 pool.share(block)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_published_blocks = parent.num_published_blocks
-        child.num_reserved_tokens = parent.num_reserved_tokens
         child.shares_tail = parent.shares_tail = True
+        parent.num_reserved_tokens = 0  # as the child's: `reserve` has to look at the tail before the next write
+        parent.decode = None  # which may replace a block
 
     # Prefixes.
 

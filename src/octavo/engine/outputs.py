@@ -18,22 +18,27 @@ class Logprob:
 Logprobs = dict[int, Logprob]  # by token id; the chosen or given token first
 
 
-@dataclass(slots=True)
+@dataclass
 class SequenceOutput:
-    """What a step added to one sequence; the one with a finish_reason is the last of its sequence."""
+    """What a step added to one sequence; the one with a finish_reason is the last of its sequence.
+
+    Most have a token and its text, and are made in a third of the time that eleven fields would take: the others are
+    read off the class until they are set.
+    """
 
     request_id: str
     index: int
     token_ids: list[int]  # new
-    text: str = ""  # new
-    logprobs: list[Logprobs] | None = None  # new, aligned with token_ids
-    finish_reason: str | None = None  # stop, length, abort, error, timeout
-    stop_reason: int | str | None = None
-    prompt_logprobs: list[Logprobs | None] | None = None  # whole, once, with the first token; entry 0 is None
     num_cached_tokens: int = 0
-    cumulative_logprob: float | None = None  # of the whole sequence, from a beam search
-    vector: Any = None
-    error: str | None = None  # why, where finish_reason is "error" or "timeout"
+    text: str = field(default="", init=False)  # new
+    logprobs: list[Logprobs] | None = field(default=None, init=False)  # new, aligned with token_ids
+    finish_reason: str | None = field(default=None, init=False)  # stop, length, abort, error, timeout
+    stop_reason: int | str | None = field(default=None, init=False)
+    # Whole, once, with the first token; entry 0 is None.
+    prompt_logprobs: list[Logprobs | None] | None = field(default=None, init=False)
+    cumulative_logprob: float | None = field(default=None, init=False)  # of the whole sequence, from a beam search
+    vector: Any = field(default=None, init=False)
+    error: str | None = field(default=None, init=False)  # why, where it is "error" or "timeout"
 
 
 @dataclass(slots=True)
@@ -116,6 +121,13 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
+def end_of(request_id: str, index: int, reason: str, error: str | None = None) -> SequenceOutput:
+    """The last output of a sequence that brings nothing else."""
+    output = SequenceOutput(request_id, index, [])
+    output.finish_reason, output.error = reason, error
+    return output
+
+
 def logprobs_of(token: TokenOutput) -> Logprobs:
     """The chosen (or given) token and its best alternatives, by token id."""
     entry = {token.token_id: Logprob(token.logprob, token.rank)}
@@ -127,8 +139,7 @@ def logprobs_of(token: TokenOutput) -> Logprobs:
 def news_of(sequence: Sequence, token_ids: list[int], samples: list[TokenOutput], first: bool) -> SequenceOutput:
     """What a step brought, as it leaves the scheduler: without text. `samples` begin with those of `token_ids`."""
     request = sequence.request
-    news = SequenceOutput(request.request_id, sequence.index, token_ids)
-    news.num_cached_tokens = sequence.num_cached_tokens
+    news = SequenceOutput(request.request_id, sequence.index, token_ids, sequence.num_cached_tokens)
     if sequence.finish_reason is not None:
         news.finish_reason, news.stop_reason = sequence.finish_reason, sequence.stop_reason
     if sequence.num_logprobs >= 0:

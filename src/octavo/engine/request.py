@@ -1,9 +1,10 @@
 """A request as the admission gate leaves it, and the sequences of tokens that grow from it."""
 
+import sys
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.engine.grammar import Grammar, Matcher
 from octavo.sampling_params import BeamSearchParams, SamplingParams
@@ -71,6 +72,13 @@ class TokenOutput:
     top: list[tuple[int, float]] = field(default_factory=list)
 
 
+def _decodes_from(request: Request) -> int:
+    """The position from which on a step computes one token of the request, samples one, and nothing else is asked."""
+    params = request.params
+    asks_more = request.num_logprobs >= 0 or params.has_penalties or request.bad_word_ids
+    return sys.maxsize if asks_more or request.grammar or request.pooling else len(request.prompt_token_ids) + params.min_tokens
+
+
 class Status(Enum):
     WAITING = "waiting"  # owns no block
     RUNNING = "running"  # owns the blocks of its tables
@@ -90,6 +98,8 @@ class Sequence:
         "block_keys",
         "block_tables",
         "cumulative_logprob",
+        "decode",
+        "decodes_from",
         "draft_token_ids",
         "finish_reason",
         "has_penalties",
@@ -136,6 +146,8 @@ class Sequence:
         self.search: BeamSearch | None = None  # the beam search whose beam it is, or that grows from it
         # In the grammar, past the committed tokens: kept as they are when the sequence is preempted.
         self.matcher: Matcher | None = request.grammar.matcher() if request.grammar is not None else None
+        self.decodes_from = _decodes_from(request)
+        self.decode: Any = None  # its plain decode (see Batch), kept from step to step while it runs
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # of the prompt, found in the cache at the first admission
         self.num_pending_samples = 0  # sampled by steps that are not committed yet
@@ -172,6 +184,7 @@ class Sequence:
         self.num_computed_tokens = self.num_published_blocks = self.num_reserved_tokens = self.num_pending_samples = 0
         self.shares_tail = False
         self.waits_for = None
+        self.decode = None
 
     def __repr__(self) -> str:
         return (

@@ -3,14 +3,15 @@
 import logging
 import time
 from bisect import bisect_left, insort
+from collections import Counter
 from operator import attrgetter
 
 from octavo.engine import beams
-from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
+from octavo.engine.batch import Batch, Output, RangeOutput, ScheduledRange
 from octavo.engine.block_tables import BlockTables, CacheGroup
 from octavo.engine.drafter import Drafter
 from octavo.engine.fair_share import FairQueue
-from octavo.engine.outputs import SequenceOutput, news_of
+from octavo.engine.outputs import SequenceOutput, end_of, news_of
 from octavo.engine.request import Request, Sequence, Status, TokenOutput
 from octavo.engine.scheduler_config import SchedulerConfig, check_windows
 from octavo.errors import RequestError, describe
@@ -19,6 +20,7 @@ __all__ = ["CacheGroup", "Scheduler", "SchedulerConfig"]
 
 logger = logging.getLogger(__name__)
 _order = attrgetter("order")
+_share = attrgetter("sequence.share")
 
 
 class Scheduler:
@@ -99,7 +101,7 @@ class Scheduler:
             indices = list(range(sequences[0].request.params.num_sequences))
         for sequence in sequences:
             self.finish(sequence, reason)
-        return [SequenceOutput(request_id, index, [], finish_reason=reason) for index in indices]
+        return [end_of(request_id, index, reason) for index in indices]
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """Ends a sequence and gives its blocks back. Finishing twice changes nothing."""
@@ -137,7 +139,7 @@ class Scheduler:
         tables.num_in_flight += 1
         return batch
 
-    def commit(self, batch: Batch, outputs: list[RangeOutput]) -> list[SequenceOutput]:
+    def commit(self, batch: Batch, outputs: list[Output]) -> list[SequenceOutput]:
         """Appends what the oldest step in flight sampled, publishes its full blocks, forks and finishes sequences.
 
         Every range is committed by itself: one that cannot be ends its request with finish_reason "error".
@@ -145,7 +147,7 @@ class Scheduler:
         if len(outputs) != len(batch.ranges):
             return self.fail(batch, f"The runner returned {len(outputs)} outputs for {len(batch.ranges)} ranges.")
         news: list[SequenceOutput] = []
-        for scheduled, output in zip(batch.ranges, outputs, strict=True):
+        for scheduled, output in self._commit_decodes(batch, outputs, news):
             if not scheduled.is_current:
                 continue
             told = len(news)
@@ -194,30 +196,74 @@ class Scheduler:
 
     def _schedule_running(self, batch: Batch) -> bool:
         """Lets running sequences catch up, oldest first; False where one lacked blocks: nobody new may take any."""
-        running = self.running
-        index = 0
-        while index < len(running):
-            sequence = running[index]
-            index += 1
-            count = self._count(sequence, batch)
-            if count == 0:
-                continue
-            while not self.tables.reserve(sequence, count, batch):
-                if sequence.draft_token_ids:  # a guess is not worth another's blocks
-                    sequence.draft_token_ids.clear()
-                    count = self._count(sequence, batch)
+        fits, room = True, self._room(batch)
+        decodes: list[ScheduledRange] = []
+        num_counted = 0  # of the decodes, in the batch's sums
+        for sequence in self.running:  # the last ones may be preempted meanwhile
+            start = sequence.num_computed_tokens
+            is_decode = (
+                start >= sequence.decodes_from
+                and start + 1 == len(sequence.token_ids)  # nothing of it is in flight then
+                and not sequence.draft_token_ids
+            )
+            if not is_decode or start >= sequence.num_reserved_tokens or not room:
+                self._count_decodes(decodes[num_counted:], batch)
+                num_counted = len(decodes)
+                count = self._catch_up(sequence, batch)
+                if count < 0:
+                    fits = False
+                    break
+                if count == 0:
                     continue
-                # Blocks held for a step in flight come back by themselves: take from no more sequences than needed.
-                if self.tables.holds_back:
-                    return False
-                search = running[-1].search
-                if search is not None and search is sequence.search and _is_in(search, batch):
-                    return False  # the beams of it that have their blocks take this step, what lacks some the next
-                self._preempt(running[-1])
-                if sequence.status is not Status.RUNNING:
-                    return False
-            self._append(sequence, count, batch)
-        return True
+                if not is_decode:
+                    self._append(sequence, count, batch)
+                    room = self._room(batch)
+                    continue
+            scheduled = sequence.decode
+            if scheduled is None:
+                scheduled = sequence.decode = ScheduledRange(
+                    sequence, start, 1, (sequence.index,), epoch=sequence.num_preemptions
+                )
+            scheduled.start = start
+            sequence.num_computed_tokens = start + 1
+            sequence.num_pending_samples = 1
+            decodes.append(scheduled)
+            room -= 1
+        self._count_decodes(decodes[num_counted:], batch)
+        batch.ranges[:0] = decodes
+        batch.num_decodes = len(decodes)
+        return fits
+
+    def _count_decodes(self, decodes: list[ScheduledRange], batch: Batch) -> None:
+        batch.num_tokens += len(decodes)
+        batch.num_rows += len(decodes)
+        for share, count in Counter(map(_share, decodes)).items():
+            share.charge(count, count)
+
+    def _room(self, batch: Batch) -> int:
+        """How many more plain decodes the step can take: each is a token and a row."""
+        return min(self.config.max_num_batched_tokens - batch.num_tokens, self.config.max_output_rows - batch.num_rows)
+
+    def _catch_up(self, sequence: Sequence, batch: Batch) -> int:
+        """How many tokens of a running sequence go into the step, with blocks reserved for them; -1 where it has to
+        wait for blocks, and all behind it too.
+        """
+        count = self._count(sequence, batch)
+        while count and not self.tables.reserve(sequence, count, batch):
+            if sequence.draft_token_ids:  # a guess is not worth another's blocks
+                sequence.draft_token_ids.clear()
+                count = self._count(sequence, batch)
+                continue
+            # Blocks held for a step in flight come back by themselves: take from no more sequences than needed.
+            if self.tables.holds_back:
+                return -1
+            last, search = self.running[-1], sequence.search
+            if search is not None and search is last.search and _is_in(search, batch):
+                return -1  # the beams of it that have their blocks take this step, what lacks some the next
+            self._preempt(last)
+            if sequence.status is not Status.RUNNING:
+                return -1
+        return count
 
     def _schedule_waiting(self, batch: Batch) -> None:
         """Admits sequences in order, until one does not fit."""
@@ -342,6 +388,34 @@ class Scheduler:
 
     # Committing.
 
+    def _commit_decodes(
+        self, batch: Batch, outputs: list[Output], news: list[SequenceOutput]
+    ) -> list[tuple[ScheduledRange, RangeOutput]]:
+        """Appends the tokens of plain decodes; returns what is left: other ranges, and tokens that end a sequence."""
+        left: list[tuple[ScheduledRange, RangeOutput]] = []
+        block_size = self.tables.block_size
+        for scheduled, output in zip(batch.ranges, outputs, strict=True):
+            if not isinstance(output, int):
+                left.append((scheduled, output))
+                continue
+            sequence, end = scheduled.sequence, scheduled.start + 1
+            if sequence.decode is not scheduled:  # finished or preempted since
+                continue
+            request = sequence.request
+            if (
+                output in request.stop_token_ids
+                or end + 1 >= sequence.max_length
+                or sequence.num_pending_samples > 1  # then there is a place for the token already
+            ):
+                left.append((scheduled, RangeOutput([TokenOutput(output)])))
+                continue
+            sequence.num_pending_samples = 0
+            sequence.token_ids.append(output)
+            if end % block_size == 0:
+                self._publish(sequence, end)
+            news.append(SequenceOutput(request.request_id, sequence.index, [output], sequence.num_cached_tokens))
+        return left
+
     def _commit_range(self, scheduled: ScheduledRange, output: RangeOutput, news: list[SequenceOutput]) -> None:
         sequence, end = scheduled.sequence, scheduled.start + scheduled.num_tokens
         num_samples = len(scheduled.sample_indices) * (scheduled.num_drafts + 1)
@@ -405,7 +479,7 @@ class Scheduler:
             indices.update(scheduled.sample_indices or (sequence.index,))
         else:
             indices.update(range(sequence.request.params.n))
-        return [SequenceOutput(request_id, i, [], finish_reason="error", error=error) for i in sorted(indices)]
+        return [end_of(request_id, index, "error", error) for index in sorted(indices)]
 
     def _extend(
         self, sequence: Sequence, position: int, samples: list[TokenOutput], end: int, news: list[SequenceOutput]
