@@ -1,6 +1,7 @@
 #include <optional>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
@@ -235,7 +236,9 @@ void bind_program(nb::module_& m) {
             "Blocks that the step clears first.")
         .def_prop_ro("copy_source", [](nb::handle_t<Group> self) { return view(nb::cast<Group&>(self).copy_source, self); })
         .def_prop_ro("copy_target", [](nb::handle_t<Group> self) { return view(nb::cast<Group&>(self).copy_target, self); })
-        .def_rw("num_copies", &Group::num_copies);
+        .def_rw("num_copies", &Group::num_copies)
+        .def("set_blocks", &Group::set_blocks, nb::arg("row"), nb::arg("first"), nb::arg("blocks"),
+             "A row of block_table ends with these blocks, from its `first` on.");
 
     nb::class_<StepInputs>(m, "StepInputs")
         .def(nb::init<int, int, int, const std::vector<int64_t>&>(), nb::arg("max_tokens"), nb::arg("max_seqs"), nb::arg("max_rows"),
@@ -248,6 +251,9 @@ void bind_program(nb::module_& m) {
         .def_rw("tokens", &StepInputs::tokens)
         .def_rw("seqs", &StepInputs::seqs)
         .def_rw("rows", &StepInputs::rows)
+        .def("write_decodes", &StepInputs::write_decodes, nb::arg("token_ids"), nb::arg("positions"), nb::arg("block_size"),
+             "Makes the first rows sequences of one token each; returns those whose block table does not reach the position yet.")
+        .def("move_rows", &StepInputs::move_rows, nb::arg("moves"), "Copies rows of the block tables, (from, to) by (from, to).")
         .def_prop_ro("token_ids", [](nb::handle_t<StepInputs> self) { return view(nb::cast<StepInputs&>(self).token_ids, self); })
         .def_prop_ro("positions", [](nb::handle_t<StepInputs> self) { return view(nb::cast<StepInputs&>(self).positions, self); })
         .def_prop_ro("query_start", [](nb::handle_t<StepInputs> self) { return view(nb::cast<StepInputs&>(self).query_start, self); })

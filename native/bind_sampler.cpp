@@ -1,4 +1,10 @@
 // SampleInputs, TokenCounts and sample(): the sampler alone, as tests and benchmarks call it.
+#include <optional>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
 #include "bind.h"
 
 #include "sample_inputs.h"
@@ -43,6 +49,12 @@ static void sample_rows(const KernelTable& isa, ThreadPool& pool, Array2<const f
     SampleArgs args = inputs.args(logits.data(), inputs.vocab, static_cast<int64_t>(logits.shape(0)));
     nb::gil_scoped_release released;
     pool.run([&](int thread, int threads) { isa.sample(args, thread, threads); });
+}
+
+static std::optional<std::vector<int32_t>> sampled(const SampleInputs& inputs) {
+    for (int row = 0; row < inputs.rows; ++row)
+        if (inputs.status[static_cast<size_t>(row)]) return std::nullopt;
+    return std::vector<int32_t>(inputs.token_ids.begin(), inputs.token_ids.begin() + inputs.rows);
 }
 
 void bind_sampler(nb::module_& m) {
@@ -98,6 +110,10 @@ void bind_sampler(nb::module_& m) {
             },
             nb::arg("row"), nb::arg("counts"), nb::arg("drafts") = std::vector<int32_t>(),
             "The tokens that this row's penalties see: those counted, now or later, and the drafts before the row.")
+        .def("set_rows", &SampleInputs::set_rows, nb::arg("sources"), nb::arg("positions"),
+             "How many rows the step has, and the row of logits and the position of each.")
+        .def("move_rows", &SampleInputs::move_rows, nb::arg("moves"), "Copies what is asked of rows, (from, to) by (from, to).")
+        .def("sampled", &sampled, "The token of each row; None where one failed.")
         .def("clear_lists", &SampleInputs::clear_lists, nb::arg("row"), "Takes bias and penalties off a row.");
 
     m.def("sample", &sample_rows, nb::arg("isa"), nb::arg("pool"), nb::arg("logits"), nb::arg("inputs"),

@@ -42,7 +42,7 @@ int64_t StepInputs::bytes(int max_tokens, int max_seqs, int max_rows, const std:
     check_values("max_rows", &max_rows, 1, 1, kMost);
     check_values("max_blocks", max_blocks.data(), static_cast<int64_t>(max_blocks.size()), 1, kMost);
     int64_t ints = 2 * int64_t{max_tokens} + 2 * int64_t{max_seqs} + 1 + max_rows;
-    for (int64_t blocks : max_blocks) ints += 2 * int64_t{max_tokens} + (blocks + 2) * max_seqs;
+    for (int64_t blocks : max_blocks) ints += 2 * int64_t{max_tokens} + (blocks + 4) * max_seqs;
     return ints * int64_t{sizeof(int32_t)};
 }
 
@@ -61,7 +61,57 @@ StepInputs::StepInputs(int max_tokens, int max_seqs, int max_rows, const std::ve
         group.block_table.assign(static_cast<size_t>(max_seqs * blocks), -1);
         group.copy_source.resize(static_cast<size_t>(max_seqs));
         group.copy_target.resize(static_cast<size_t>(max_seqs));
+        group.num_blocks.resize(static_cast<size_t>(max_seqs));
         groups.push_back(std::move(group));
+    }
+}
+
+void StepInputs::Group::set_blocks(int row, int64_t first, const std::vector<int32_t>& blocks) {
+    check_values("row", &row, 1, 0, static_cast<int64_t>(num_blocks.size()) - 1);
+    const int64_t end = first + static_cast<int64_t>(blocks.size());
+    check_values("first", &first, 1, 0, max_blocks);
+    check_values("blocks", &end, 1, 0, max_blocks);
+    std::copy(blocks.begin(), blocks.end(), block_table.begin() + row * max_blocks + first);
+    num_blocks[static_cast<size_t>(row)] = end;
+}
+
+std::vector<int> StepInputs::write_decodes(const std::vector<int32_t>& ids, const std::vector<int32_t>& where, int block_size) {
+    const int count = static_cast<int>(ids.size());
+    if (where.size() != ids.size()) throw std::invalid_argument("write_decodes takes as many positions as token ids.");
+    if (block_size < 1) throw std::invalid_argument("A block has at least one slot.");
+    check_values("decodes", &count, 1, 0, std::min({max_tokens, max_seqs, max_rows}));
+    check_values("positions", where.data(), count, 0, INT32_MAX - 1);
+    std::vector<int> lacking;
+    for (int i = 0; i < count; ++i) {
+        const size_t row = static_cast<size_t>(i);
+        const int64_t block = where[row] / block_size, offset = where[row] % block_size;
+        token_ids[row] = ids[row];
+        positions[row] = where[row];
+        seq_lens[row] = where[row] + 1;
+        query_start[row + 1] = i + 1;
+        output_rows[row] = i;
+        bool lacks = false;
+        for (Group& group : groups) {
+            if (block < group.num_blocks[row])
+                group.slot_mapping[row] =
+                    group.block_table[static_cast<size_t>(i * group.max_blocks + block)] * int64_t{block_size} + offset;
+            else
+                lacks = true;
+        }
+        if (lacks) lacking.push_back(i);
+    }
+    return lacking;
+}
+
+void StepInputs::move_rows(const std::vector<std::pair<int, int>>& moves) {
+    for (auto [from, to] : moves) {
+        check_values("from", &from, 1, 0, max_seqs - 1);
+        check_values("to", &to, 1, 0, max_seqs - 1);
+        for (Group& group : groups) {
+            const auto source = group.block_table.begin() + from * group.max_blocks;
+            const int64_t count = group.num_blocks[static_cast<size_t>(to)] = group.num_blocks[static_cast<size_t>(from)];
+            if (from != to) std::copy(source, source + count, group.block_table.begin() + to * group.max_blocks);
+        }
     }
 }
 

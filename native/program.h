@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv_cache.h"
@@ -40,8 +41,11 @@ struct StepInputs {
         std::vector<int32_t> block_table;   // [max_seqs, max_blocks]
         std::vector<int32_t> opened;        // blocks to clear: as many as the step admits, up to the whole pool
         std::vector<int32_t> copy_source, copy_target;
+        std::vector<int64_t> num_blocks;  // [max_seqs] how many entries of each row of block_table are set
         int64_t max_blocks;
         int num_copies = 0;
+
+        void set_blocks(int row, int64_t first, const std::vector<int32_t>& blocks);  // the entries from `first` on are these
     };
 
     StepInputs(int max_tokens, int max_seqs, int max_rows, const std::vector<int64_t>& max_blocks);
@@ -58,6 +62,12 @@ struct StepInputs {
 
     int count(Rows kind) const { return kind == Rows::tokens ? tokens : kind == Rows::seqs ? seqs : rows; }
     int capacity(Rows kind) const { return kind == Rows::tokens ? max_tokens : kind == Rows::seqs ? max_seqs : max_rows; }
+
+    // Makes the rows from the first on sequences of one token each, of which logits are wanted. Returns the rows whose block table does
+    // not reach the position yet; with none, all is written.
+    std::vector<int> write_decodes(const std::vector<int32_t>& ids, const std::vector<int32_t>& where, int block_size);
+    // Copies rows of the block tables, (from, to) by (from, to).
+    void move_rows(const std::vector<std::pair<int, int>>& moves);
 
     void check_counts() const;  // and query_start
     void check_token_ids(int64_t vocab) const;

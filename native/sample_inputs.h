@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "memory.h"
@@ -91,6 +93,32 @@ class SampleInputs {
         num_logprobs[r] = num_logprobs_;
         target[r] = -1;
         masked[r] = 0;
+    }
+
+    // The step's rows: which row of logits each samples from, and for which position.
+    void set_rows(const std::vector<int32_t>& sources, const std::vector<int64_t>& positions) {
+        if (sources.size() != positions.size() || sources.size() > source.size())
+            throw std::invalid_argument("The sampler has room for " + std::to_string(max_rows) +
+                                        " rows, each with a source and a position.");
+        std::copy(sources.begin(), sources.end(), source.begin());
+        std::copy(positions.begin(), positions.end(), position.begin());
+        rows = static_cast<int>(sources.size());
+    }
+
+    // Copies what is asked of rows, (from, to) by (from, to).
+    void move_rows(const std::vector<std::pair<int, int>>& moves) {
+        for (auto [from, to] : moves) {
+            const size_t f = static_cast<size_t>(from), t = static_cast<size_t>(to);
+            at(to) = at(from);
+            for (auto* values : {&top_k, &sequence, &num_logprobs, &target}) (*values)[t] = (*values)[f];
+            for (auto* values : {&temperature, &top_p, &min_p, &repetition_penalty, &presence_penalty, &frequency_penalty})
+                (*values)[t] = (*values)[f];
+            seed[t] = seed[f];
+            masked[t] = masked[f];
+            if (masked[f]) std::memmove(mask_row(t), mask_row(f), static_cast<size_t>(mask_words) * 4);
+            bias[t] = {lists_[t].bias_ids.data(), lists_[t].bias_values.data(), bias[f].size};
+            penalties[t] = penalties[f];
+        }
     }
 
     void set_bias(int row, std::span<const int32_t> ids, std::span<const float> values) {
@@ -190,6 +218,7 @@ class SampleInputs {
             throw std::out_of_range("The sampler has " + std::to_string(max_rows) + " rows; there is no row " + std::to_string(row) + ".");
         return lists_[static_cast<size_t>(row)];
     }
+    std::byte* mask_row(size_t row) { return mask.data() + row * static_cast<size_t>(mask_words) * 4; }
     void refresh(int row) {
         const TokenCounts& counts = *lists_[static_cast<size_t>(row)].counts;
         penalties[static_cast<size_t>(row)] = {counts.ids.data(), counts.counts.data(), static_cast<int>(counts.ids.size())};

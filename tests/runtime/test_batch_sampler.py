@@ -47,7 +47,7 @@ class World:
         self.inputs = _native.SampleInputs(max_rows, VOCAB, 20, POOL.threads)
         self.sampler = BatchSampler(self.inputs)
 
-    def run(self, *ranges: ScheduledRange) -> list[RangeOutput]:
+    def run(self, *ranges: ScheduledRange, num_decodes: int = 0) -> list[Any]:
         rows = []
         for scheduled in ranges:
             tokens = scheduled.sequence.token_ids + scheduled.sequence.draft_token_ids
@@ -56,7 +56,7 @@ class World:
             if scheduled.sample_indices:
                 positions += range(end - scheduled.num_drafts - 1, end)
             rows += [model(tokens[: position + 1]) for position in positions]
-        batch = Batch(0, list(ranges), [], [[]])
+        batch = Batch(0, list(ranges), [], [[]], num_decodes=num_decodes)
         self.sampler.write(batch)
         _native.sample(_native.select_isa(), POOL, np.stack(rows), self.inputs)
         return self.sampler.read(batch)
@@ -134,6 +134,34 @@ def test_logit_bias_and_allowed_ids() -> None:
     allowed = [3, 31, 32, 63, 298]
     tokens = ids(generate(make([1], temperature=2.0, allowed_token_ids=[*allowed, 10**6]), 60))
     assert set(tokens) == set(allowed)
+
+
+def test_rows_of_plain_decodes_move_with_what_was_asked() -> None:
+    """Sequences leave and join: each yields in every step what it yields alone, whichever row it has had."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logit_bias": {9: 100.0}}, {"allowed_token_ids": [3, 64, 298]}, {}, {"top_k": 5},
+        {"temperature": 0.5, "logit_bias": {8: 4.0, 7: 5.0}, "allowed_token_ids": [7, 8, 31]}, {"min_p": 0.1},
+    ]  # fmt: skip
+    shuffle, world = random.Random(1), World()
+    running: list[ScheduledRange] = []
+    tokens: dict[int, list[int]] = {}
+    for _ in range(60):
+        for gone in [scheduled for scheduled in running if shuffle.random() < 0.15]:
+            running.remove(gone)
+        while len(running) < shuffle.randint(1, 8):
+            seed = len(tokens)
+            sequence = make([seed, 5], seed=seed, **kinds[seed % len(kinds)])
+            tokens[seed] = []
+            running.insert(shuffle.randint(0, len(running)), ScheduledRange(sequence, 1, 1, (0,)))
+        outputs = world.run(*running, num_decodes=len(running))
+        for scheduled, output in zip(running, outputs, strict=True):
+            assert isinstance(output, int)
+            scheduled.sequence.token_ids.append(output)
+            scheduled.start += 1
+            tokens[scheduled.sequence.request.seed].append(output)
+    assert len(tokens) > 40
+    for seed, sampled in tokens.items():
+        assert ids(generate(make([seed, 5], seed=seed, **kinds[seed % len(kinds)]), len(sampled))) == sampled
 
 
 def test_bad_words_end_is_banned_after_their_beginning() -> None:

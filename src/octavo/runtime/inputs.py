@@ -8,6 +8,7 @@ from octavo import _native
 from octavo.engine.batch import Batch, ScheduledRange
 from octavo.engine.request import Sequence
 from octavo.errors import describe
+from octavo.runtime.rows import moved_rows
 
 
 class RangeFault(Exception):
@@ -24,6 +25,7 @@ class InputWriter:
     def __init__(self, step: _native.StepInputs, block_size: int) -> None:
         self._step = step
         self._block_size = block_size
+        self._decodes: list[ScheduledRange] = []  # what the first rows hold
         self._token_ids, self._positions = step.token_ids, step.positions
         self._query_start, self._seq_lens, self._output_rows = step.query_start, step.seq_lens, step.output_rows
         self._groups = [(group, group.slot_mapping, group.block_table) for group in step.groups]
@@ -37,10 +39,9 @@ class InputWriter:
 
         Raises RangeFault where a range cannot be written; the step must then be written anew without it.
         """
-        token = row = 0
-        self._query_start[0] = 0
+        token = row = self._write_decodes(batch.ranges[: batch.num_decodes])
         output_rows: list[int] = []
-        for scheduled in batch.ranges:
+        for scheduled in batch.ranges[row:]:
             try:
                 self._write_range(row, token, scheduled, sampled)
             except Exception as error:
@@ -51,7 +52,9 @@ class InputWriter:
             token += scheduled.num_tokens
             row += 1
             self._query_start[row] = token
-        self._output_rows[: len(output_rows)] = output_rows
+        num_rows = len(self._decodes) + len(output_rows)
+        if output_rows:
+            self._output_rows[len(self._decodes) : num_rows] = output_rows
         for number, (group, _, _) in enumerate(self._groups):
             group.set_opened(batch.opened[number])
             group.num_copies = 0
@@ -60,7 +63,32 @@ class InputWriter:
             group.copy_source[group.num_copies] = copy.src
             group.copy_target[group.num_copies] = copy.dst
             group.num_copies += 1
-        self._step.tokens, self._step.seqs, self._step.rows = token, row, len(output_rows)
+        self._step.tokens, self._step.seqs, self._step.rows = token, row, num_rows
+
+    def _write_decodes(self, decodes: list[ScheduledRange]) -> int:
+        """Writes plain decodes into the first rows; returns how many: none where one is at fault, to be found out."""
+        try:
+            if self._decodes != decodes:
+                moves, fresh = moved_rows(self._decodes, decodes)
+                self._step.move_rows(moves)
+                for held in self._rows:
+                    for source, target in moves:
+                        held[target] = held[source]
+                for row in fresh:
+                    self._put_tables(row, decodes[row].sequence)
+                self._decodes = decodes
+            positions = [scheduled.start for scheduled in decodes]
+            token_ids = [scheduled.sequence.token_ids[-1] for scheduled in decodes]
+            lacking = self._step.write_decodes(token_ids, positions, self._block_size)
+            if lacking:
+                for row in lacking:
+                    self._put_tables(row, decodes[row].sequence)
+                if self._step.write_decodes(token_ids, positions, self._block_size):
+                    raise ValueError("A block table does not reach the position that is to be computed.")
+        except Exception:
+            self._decodes = []
+            self._rows = [[(None, 0, 0)] * self._step.max_seqs for _ in self._groups]
+        return len(self._decodes)
 
     def _write_range(
         self, row: int, token: int, scheduled: ScheduledRange, sampled: dict[tuple[str, int], int]
@@ -80,25 +108,27 @@ class InputWriter:
                 ids = [i if i >= 0 else self._sampled(sampled, sequence) for i in ids]
             self._token_ids[token : token + count] = ids
             np.add(self._arange[:count], start, out=self._positions[token : token + count])
-        self._write_tables(row, token, sequence, start, count)
+        self._put_tables(row, sequence)
+        self._write_slots(row, token, sequence, start, count)
         self._seq_lens[row] = end
 
     def _sampled(self, sampled: dict[tuple[str, int], int], sequence: Sequence) -> int:
         return sampled[sequence.request.request_id, sequence.index]
 
-    def _write_tables(self, row: int, token: int, sequence: Sequence, start: int, count: int) -> None:
-        size = self._block_size
-        for number, (_, slot_mapping, block_table) in enumerate(self._groups):
-            table = sequence.block_tables[number]
-            holder, life, length = self._rows[number][row]
+    def _put_tables(self, row: int, sequence: Sequence) -> None:
+        """Makes a row of every group's block table that of the sequence."""
+        for (group, _, _), rows, table in zip(self._groups, self._rows, sequence.block_tables, strict=True):
+            holder, life, length = rows[row]
             if holder is not sequence or life != sequence.num_preemptions or length > len(table):
                 length = 0
-            if length < len(table):
-                block_table[row, length : len(table)] = table[length:]
-            self._rows[number][row] = (sequence, sequence.num_preemptions, len(table))
-            if length:
-                # The last block may have been replaced by a copy of its own since it was written here.
-                block_table[row, length - 1] = table[length - 1]
+            # The last block may have been replaced by a copy of its own since it was written here.
+            first = max(0, length - 1)
+            group.set_blocks(row, first, table[first:])
+            rows[row] = (sequence, sequence.num_preemptions, len(table))
+
+    def _write_slots(self, row: int, token: int, sequence: Sequence, start: int, count: int) -> None:
+        size = self._block_size
+        for (_, slot_mapping, block_table), table in zip(self._groups, sequence.block_tables, strict=True):
             if count == 1:
                 slot_mapping[token] = table[start // size] * size + start % size
             else:

@@ -9,20 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
-from octavo.engine.batch import Batch, RangeOutput
+from octavo.engine.batch import Batch, Output, RangeOutput, ScheduledRange
 from octavo.runtime.inputs import InputWriter, RangeFault
 from octavo.runtime.sampler import BatchSampler
 
 logger = logging.getLogger(__name__)
 
 
+def token_ids_of(output: Output) -> list[int]:
+    return [output] if isinstance(output, int) else [sample.token_id for sample in output.samples]
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A step that was over when `launch` returned, as on a CPU."""
 
-    results: list[RangeOutput]
+    results: list[Output]
 
-    def outputs(self) -> list[RangeOutput]:
+    def outputs(self) -> list[Output]:
         return self.results
 
 
@@ -37,42 +41,51 @@ class NativeRunner:
         self._logits = logits
         self._inputs = inputs
         self._sampler = sampler
-        # What the last step sampled, by request id and sequence index: a step that is scheduled before its
-        # predecessor is committed takes its newest tokens from here.
-        self._sampled: dict[tuple[str, int], int] = {}
+        self._ranges: list[ScheduledRange] = []  # of the last step
+        self._results: list[Output] = []
 
     def launch(self, batch: Batch) -> Finished:
         """Runs a step. A range that cannot be written is left out, and comes back with an error."""
         errors: dict[int, str] = {}
         part = batch
         while not self._write(part, errors):
-            part = replace(batch, ranges=[scheduled for scheduled in batch.ranges if id(scheduled) not in errors])
-        computed: list[RangeOutput] = []
+            fine = [scheduled for scheduled in batch.ranges if id(scheduled) not in errors]
+            num_decodes = sum(id(scheduled) not in errors for scheduled in batch.ranges[: batch.num_decodes])
+            part = replace(batch, ranges=fine, num_decodes=num_decodes)
+        results: list[Output] = []
         if part.ranges:
             self.program.run()
-            computed = self._sampler.read(part)
-        arriving = iter(computed)
-        results = [
-            RangeOutput([], error=errors[id(scheduled)]) if id(scheduled) in errors else next(arriving)
-            for scheduled in batch.ranges
-        ]
-        self._sampled = {
-            (scheduled.sequence.request.request_id, index): token.token_id
-            for scheduled, result in zip(batch.ranges, results, strict=True)
-            for index, token in zip(scheduled.sample_indices, result.samples, strict=False)
-        }
+            results = self._sampler.read(part)
+        if errors:
+            arriving = iter(results)
+            results = [
+                RangeOutput([], error=errors[id(scheduled)]) if id(scheduled) in errors else next(arriving)
+                for scheduled in batch.ranges
+            ]
+        self._ranges, self._results = batch.ranges, results
         return Finished(results)
 
     def _write(self, batch: Batch, errors: dict[int, str]) -> bool:
         """Whether a step could be written; where not, notes the range at fault."""
         try:
-            self._inputs.write(batch, self._sampled)
+            # All tokens of plain decodes are known.
+            self._inputs.write(batch, {} if batch.num_decodes == len(batch.ranges) else self._sampled())
             self._sampler.write(batch)
         except RangeFault as fault:
             errors[id(fault.scheduled)] = str(fault)
             logger.exception("A request cannot be written into the arrays of a step.")
             return False
         return True
+
+    def _sampled(self) -> dict[tuple[str, int], int]:
+        """What the last step sampled, by request id and sequence index: a step that is scheduled before its
+        predecessor is committed takes its newest tokens from here.
+        """
+        return {
+            (scheduled.sequence.request.request_id, index): token
+            for scheduled, result in zip(self._ranges, self._results, strict=True)
+            for index, token in zip(scheduled.sample_indices, token_ids_of(result), strict=False)
+        }
 
     def logits(self) -> NDArray[np.float32]:
         """A view of the last step's logits, float32 [output rows, vocabulary]; the next step overwrites it."""

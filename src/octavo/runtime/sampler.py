@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
-from octavo.engine.batch import Batch, RangeOutput, ScheduledRange
+from octavo.engine.batch import Batch, Output, RangeOutput, ScheduledRange
 from octavo.engine.request import Request, Sequence, TokenOutput
 from octavo.runtime.inputs import RangeFault
+from octavo.runtime.rows import moved_rows
 
 NO_TOKENS: tuple[int, ...] = ()
 FAILURES = {
@@ -25,11 +26,11 @@ FAILURES = {
     "of them together.",
 }
 
-# What a row of the arrays holds: request, sequence index, whether stop ids are banned, ids that bad words ban, tokens
-# penalised.
-Held = tuple[Request | None, int, bool, tuple[int, ...], _native.TokenCounts | None]
+# What a row of the arrays holds of a request: sequence index, whether stop ids are banned, ids that bad words ban,
+# tokens penalised.
+Asked = tuple[int, bool, tuple[int, ...], _native.TokenCounts | None]
 Counted = tuple[Sequence, _native.TokenCounts, int]  # a sequence's tokens, as far as they are counted
-NOTHING: Held = (None, 0, False, NO_TOKENS, None)
+NOTHING: tuple[None, Asked] = (None, (0, False, NO_TOKENS, None))
 
 
 class BatchSampler:
@@ -41,12 +42,13 @@ class BatchSampler:
     def __init__(self, inputs: _native.SampleInputs) -> None:
         self._inputs = inputs
         # Views, made once: a view of a native array costs more than reading a step's worth of it.
-        self._source, self._position, self._target = inputs.source, inputs.position, inputs.target
+        self._target = inputs.target
         self._num_logprobs, self._masked, self._mask = inputs.num_logprobs, inputs.masked, inputs.mask
         self._token_ids, self._status = inputs.token_ids, inputs.status
         self._logprobs, self._ranks = inputs.logprobs, inputs.ranks
         self._top_ids, self._top_logprobs = inputs.top_ids, inputs.top_logprobs
-        self._held: list[Held] = [NOTHING] * inputs.max_rows
+        self._held: list[tuple[Request | None, Asked]] = [NOTHING] * inputs.max_rows
+        self._decodes: list[ScheduledRange] = []  # what the first rows hold
         # Of the sequences with penalties in the last step: their tokens, counted as far as `known`.
         self._counts: dict[int, Counted] = {}
         self._reports = False  # whether a row of the step is asked for log-probabilities
@@ -57,13 +59,16 @@ class BatchSampler:
 
         Raises RangeFault where a range cannot be written; the step must then be written anew without it.
         """
-        sources: list[int] = []
-        positions: list[int] = []
+        decodes = batch.ranges[: batch.num_decodes]
+        if self._decodes != decodes:
+            self._hold_decodes(decodes)
+        logits = len(decodes)
+        sources = list(range(logits))
+        positions = [scheduled.start + 1 for scheduled in decodes]
         counts: dict[int, Counted] = {}
-        logits = 0
         self._reports = False
         self._constrained = []
-        for scheduled in batch.ranges:
+        for scheduled in batch.ranges[logits:]:
             try:
                 logits = self._write_range(scheduled, logits, sources, positions, counts)
             except Exception as error:
@@ -71,11 +76,23 @@ class BatchSampler:
                 raise RangeFault(scheduled, error) from error
         if self._constrained:
             self._write_masks()
-        rows = len(sources)
-        self._source[:rows] = sources
-        self._position[:rows] = positions
-        self._inputs.rows = rows
+        self._inputs.set_rows(sources, positions)
         self._counts = counts
+
+    def _hold_decodes(self, decodes: list[ScheduledRange]) -> None:
+        """Makes the first rows what plain decodes ask."""
+        moves, fresh = moved_rows(self._decodes, decodes)
+        self._decodes = []  # until all is written
+        self._inputs.move_rows(moves)
+        for source, target in moves:
+            self._held[target] = self._held[source]
+        for row in fresh:
+            sequence = decodes[row].sequence
+            try:
+                self._hold(row, sequence.request, (sequence.index, False, NO_TOKENS, None))
+            except Exception as error:
+                raise RangeFault(decodes[row], error) from error
+        self._decodes = decodes
 
     def _write_range(
         self,
@@ -86,7 +103,6 @@ class BatchSampler:
         counts: dict[int, Counted],
     ) -> int:
         """Adds the rows of a range, whose first row of logits is `logits`; returns where the next one's begin."""
-        held = self._held
         low, high = scheduled.prompt_logprob_rows
         if low < high:
             self._reports = True
@@ -112,26 +128,27 @@ class BatchSampler:
             bad = _bad_ends(sequence, position) if request.bad_word_ids else NO_TOKENS
             for index in scheduled.sample_indices:
                 row = len(sources)
-                holds = held[row]
-                if (
-                    drafts
-                    or holds[0] is not request
-                    or holds[1] != index
-                    or holds[2] != bans
-                    or holds[3] != bad
-                    or holds[4] is not tokens
-                ):
-                    held[row] = NOTHING  # until the whole row is written
-                    self._put(row, request, index, bans, bad)
-                    if tokens is not None:
-                        self._inputs.set_penalties(row, tokens, sequence.draft_token_ids[:draft])
-                    # Rows of drafts have counts of their own: they are always written anew.
-                    if not drafts:
-                        held[row] = (request, index, bans, bad, tokens)
+                if drafts:  # such rows have counts of their own: they are always written anew
+                    self._held[row] = NOTHING
+                self._hold(row, request, (index, bans, bad, tokens), sequence.draft_token_ids[:draft])
+                if drafts:
+                    self._held[row] = NOTHING
                 sources.append(logits)
                 positions.append(position)
             logits += 1
         return logits
+
+    def _hold(self, row: int, request: Request, asked: Asked, drafts: list[int] | tuple[int, ...] = NO_TOKENS) -> None:
+        """Makes a row what is asked, unless it is."""
+        held, holds = self._held[row]
+        if held is request and holds == asked:
+            return
+        index, bans, bad, tokens = asked
+        self._held[row] = NOTHING  # until the whole row is written
+        self._put(row, request, index, bans, bad)
+        if tokens is not None:
+            self._inputs.set_penalties(row, tokens, drafts)
+        self._held[row] = (request, asked)
 
     def _write_masks(self) -> None:
         """What the grammars of the step allow, of what `allowed_token_ids` allows."""
@@ -151,16 +168,22 @@ class BatchSampler:
             if params.allowed_token_ids is not None:
                 mask[row : row + _num_samples(scheduled)] &= self._allowed(params.allowed_token_ids)
 
-    def read(self, batch: Batch) -> list[RangeOutput]:
+    def read(self, batch: Batch) -> list[Output]:
         """The outputs of the step that `write` prepared, aligned with the batch's ranges."""
-        rows = self._inputs.rows
-        ids = self._token_ids[:rows].tolist()
+        sampled = self._inputs.sampled()
+        failed = sampled is None
+        outputs: list[Output] = []
+        if sampled is not None:
+            outputs += sampled[: batch.num_decodes]
+        decodes = len(outputs)
+        if decodes == len(batch.ranges):
+            return outputs
+        rows = slice(decodes, self._inputs.rows)
+        ids = self._token_ids[rows].tolist()
         tokens = self._reported(rows, ids) if self._reports else [TokenOutput(token_id) for token_id in ids]
-        status = self._status[:rows].tolist()
-        failed = any(status)
-        outputs: list[RangeOutput] = []
+        status = self._status[rows].tolist()
         row = 0
-        for scheduled in batch.ranges:
+        for scheduled in batch.ranges[decodes:]:
             first = row + scheduled.prompt_logprob_rows[1] - scheduled.prompt_logprob_rows[0]
             end = first + _num_samples(scheduled)
             error = next((FAILURES[code] for code in status[row:end] if code), None) if failed else None
@@ -168,15 +191,16 @@ class BatchSampler:
             row = end
         return outputs
 
-    def _reported(self, rows: int, ids: list[int]) -> list[TokenOutput]:
-        most = max(0, int(self._num_logprobs[:rows].max()))
-        top_ids: Any = self._top_ids[:rows, :most].tolist() if most else repeat([], rows)
-        top_logprobs: Any = self._top_logprobs[:rows, :most].tolist() if most else repeat([], rows)
+    def _reported(self, rows: slice, ids: list[int]) -> list[TokenOutput]:
+        counts = self._num_logprobs[rows].tolist()
+        most = max(0, *counts)
+        top_ids: Any = self._top_ids[rows, :most].tolist() if most else repeat([], len(ids))
+        top_logprobs: Any = self._top_logprobs[rows, :most].tolist() if most else repeat([], len(ids))
         return [
             TokenOutput(token_id, logprob, rank, list(zip(tops[: max(count, 0)], values[: max(count, 0)], strict=True)))
             for token_id, logprob, rank, count, tops, values in zip(
-                ids, self._logprobs[:rows].tolist(), self._ranks[:rows].tolist(), self._num_logprobs[:rows].tolist(),
-                top_ids, top_logprobs, strict=True,
+                ids, self._logprobs[rows].tolist(), self._ranks[rows].tolist(), counts, top_ids, top_logprobs,
+                strict=True,
             )
         ]  # fmt: skip
 
