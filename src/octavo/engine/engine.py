@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from octavo.engine.batch import Batch, Pending, RangeOutput, Runner
+from octavo.engine.batch import Batch, Output, Pending, Runner
 from octavo.engine.best_of import BestOf
 from octavo.engine.outputs import SequenceOutput
 from octavo.engine.request import Request, Sequence
@@ -23,10 +23,7 @@ logger = logging.getLogger(__name__)
 class Detokenizer(Protocol):
     """Turns the tokens of one sequence into text, and holds back what may yet become a stop string."""
 
-    @property
-    def stop_reason(self) -> str | None:
-        """The stop string that has been found."""
-        ...
+    stop_reason: str | None  # the stop string that has been found
 
     def append(self, token_ids: list[int]) -> str:
         """New text that is certain; cut at a stop string."""
@@ -51,6 +48,7 @@ class _Live:
         "num_tokens",
         "request",
         "sequence",
+        "shows_tokens",
         "started",
     )
 
@@ -59,6 +57,7 @@ class _Live:
         self.sequence = sequence  # the first one
         self.detokenizers = detokenizers  # by sequence index; none where no text is asked for
         self.best_of = BestOf(request) if request.params.ranks else None
+        self.shows_tokens = request.num_logprobs >= 0 or request.params.prompt_logprobs is not None
         self.num_open = request.params.num_sequences
         self.started = False  # the prompt has been computed and counted
         self.first_time = 0.0
@@ -75,7 +74,7 @@ class _FailedLaunch:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def outputs(self) -> list[RangeOutput]:
+    def outputs(self) -> list[Output]:
         raise self.error
 
 
@@ -106,6 +105,7 @@ class Engine:
         self._in_flight: deque[tuple[Batch, Pending]] = deque()
         self._live: dict[str, _Live] = {}
         self._deadlines: list[tuple[float, str]] = []  # of live requests that have one, sorted
+        self._delivered = -1.0  # when the last outputs were
 
     def add(self, request: Request) -> None:
         """Queues a request; RequestError where its id is in use or it could never fit."""
@@ -193,13 +193,29 @@ class Engine:
             return _FailedLaunch(error)  # met in the order of commits
 
     def _deliver(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
+        if not news:
+            return news
         now = time.monotonic()
         told: list[SequenceOutput] = []
+        before, self._delivered = self._delivered, now
+        num_steady = 0
         for output in news:
             live = self._live[output.request_id]
             if live.detokenizers:
                 try:
-                    self._add_text(output, live.detokenizers[output.index])
+                    if live.shows_tokens or output.finish_reason is not None or len(output.token_ids) != 1:
+                        self._add_text(output, live)
+                    else:  # one more token of a sequence that goes on, as most are
+                        detokenizer = live.detokenizers[output.index]
+                        output.text = detokenizer.append(output.token_ids)
+                        if detokenizer.stop_reason is not None:
+                            self._finish(output, "stop", detokenizer.stop_reason)
+                        elif live.last_times[output.index] == before:
+                            live.last_times[output.index] = now
+                            live.num_tokens += 1
+                            num_steady += 1
+                            told.append(output)
+                            continue
                 except Exception as error:
                     logger.exception("The text of request %s failed; it ends with an error.", output.request_id)
                     self._finish(output, "error", None)
@@ -211,10 +227,13 @@ class Engine:
                 told.append(output)
             else:
                 told += live.best_of.add(output)
+        if num_steady:
+            self.stats.generation_tokens += num_steady
+            self.stats.inter_token_latency.observe(now - before, num_steady)
         return told
 
-    def _add_text(self, output: SequenceOutput, detokenizer: Detokenizer) -> None:
-        params = self._live[output.request_id].request.params
+    def _add_text(self, output: SequenceOutput, live: _Live) -> None:
+        detokenizer, params = live.detokenizers[output.index], live.request.params
         # The token of a stop id is an output, but no text.
         hides_last = output.finish_reason == "stop" and not params.include_stop_str_in_output
         shown = len(output.token_ids) - hides_last

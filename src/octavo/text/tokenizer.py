@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,8 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1)
         self._spelling, self.strips_leading_space = _spelling(backend.decoder)
         self._bytes: dict[int, bytes] = {}
+        # The texts of those of them that are whole characters, but for control tokens: an output may leave these out.
+        self.whole_texts: dict[int, str] = {}
         self._plain = _PlainTwin(backend, self._added, self.control_ids)
         self._anchored = _PlainTwin(backend, self._added, self.control_ids, ANCHOR)
         self._warned = False
@@ -187,6 +190,9 @@ class Tokenizer:
         data = self._bytes.get(token_id)
         if data is None:
             data = self._bytes[token_id] = self._token_bytes(token_id)
+            with suppress(UnicodeDecodeError):
+                if token_id not in self.control_ids:
+                    self.whole_texts[token_id] = data.decode()
         return data
 
     def _token_bytes(self, token_id: int) -> bytes:
