@@ -121,6 +121,7 @@ class Report:
             "queue s, p99": everyone.at(0.99),
             "between tokens ms, p50": 1000 * self.between.at(0.5),
             "between tokens ms, p99": 1000 * self.between.at(0.99),
+            "between tokens ms, most": 1000 * self.between.at(1.0),
             **{f"queue s, p99, tenant {t}": self.queue[t].at(0.99) for t in sorted(self.queue) if len(self.queue) > 1},
             "seconds to simulate": seconds,
         }

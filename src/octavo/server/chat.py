@@ -16,7 +16,7 @@ from octavo.server.docs import takes
 from octavo.server.generation import Generation, UsageCount, raise_for_failure, split_failures
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.reply import json_reply, stream_reply
-from octavo.server.streaming import event, unless_client_leaves
+from octavo.server.streaming import TEXT, TextEvents, event, unless_client_leaves
 from octavo.server.wire import ChatRequest
 
 
@@ -122,6 +122,17 @@ async def chat_events(
             choice["stop_reason"] = output.stop_reason
         return chunk(choice, last=output.finish_reason is not None)
 
+    more = body.logprobs or body.return_token_ids or body.continuous_usage
+    plain: dict[int, TextEvents] = {}  # of choices that have begun
+
+    def piece_of(output: SequenceOutput) -> bytes:
+        if output.finish_reason is not None or more:
+            return piece(output)
+        if output.index not in plain:
+            choice = {"index": output.index, "delta": {"content": TEXT}, "logprobs": None, "finish_reason": None}
+            plain[output.index] = TextEvents({**frame, "choices": [choice]})
+        return plain[output.index].event(output.text)
+
     begun = False
     async for position, outputs in generation.outputs():
         outputs, failed = split_failures(outputs)
@@ -130,7 +141,7 @@ async def chat_events(
         count.add(position, outputs)
         # A step that only completes part of a character brings nothing to show, unless logprobs or ids were asked for.
         quiet = not (body.logprobs or body.return_token_ids)
-        data += [piece(one) for one in outputs if one.text or one.finish_reason is not None or not quiet]
+        data += [piece_of(one) for one in outputs if one.text or one.finish_reason is not None or not quiet]
         if data:
             yield b"".join(data)
         raise_for_failure(failed)

@@ -17,7 +17,7 @@ from octavo.server.docs import takes
 from octavo.server.generation import Generation, UsageCount, raise_for_failure, split_failures
 from octavo.server.logprobs import CompletionLogprobs, prompt_logprobs
 from octavo.server.reply import json_reply, stream_reply
-from octavo.server.streaming import event, unless_client_leaves
+from octavo.server.streaming import TEXT, TextEvents, event, unless_client_leaves
 from octavo.server.wire import CompletionRequest
 from octavo.text.tokenizer import Tokenizer
 
@@ -97,17 +97,26 @@ async def completion_events(
     frame = {"id": call.id, "object": "text_completion", "created": call.created, "model": call.model}
     choices = _StreamedChoices(context.service.tokenizer, body, generation.requests)
     count = UsageCount(generation.requests)
+    more = body.logprobs is not None or body.return_token_ids or body.continuous_usage
+    plain: dict[tuple[int, int], TextEvents] = {}  # of choices that have begun
     async for position, outputs in generation.outputs():
         outputs, failed = split_failures(outputs)
         count.add(position, outputs)
         pieces = []
         for output in outputs:
+            texts = plain.get((position, output.index))
+            if texts is not None and output.finish_reason is None:
+                pieces.append(texts.event(output.text))
+                continue
             chunk: dict[str, Any] = {**frame, "choices": [choices.piece(position, output)]}
             if body.continuous_usage:
                 chunk["usage"] = count.report()
             if output.finish_reason is not None:
                 chunk["system_fingerprint"] = context.service.fingerprint
             pieces.append(event(chunk))
+            if texts is None and not more:
+                chunk["choices"][0]["text"] = TEXT
+                plain[position, output.index] = TextEvents(chunk)
         if pieces:
             yield b"".join(pieces)
         raise_for_failure(failed)
