@@ -385,12 +385,6 @@ void bind_program(nb::module_& m) {
                  SoftcapArgs a{floats(p, rows, x, size), size, 0, size, cap, scale};
                  record(p, "softcap", a, &SoftcapArgs::rows, rows, &KernelTable::softcap);
              })
-        .def("pool",
-             [](Program& p, int64_t x, int size, bool mean, int64_t out) {
-                 PoolArgs a{floats(p, Rows::tokens, x, size), size, p.inputs->query_start.data(), size, mean,
-                            floats(p, Rows::seqs, out, size)};
-                 record_rows(p, "pool", a, Rows::seqs, &KernelTable::pool);
-             })
         .def("attention", &record_attention)
         .def("sample", &record_sample)
         .def("call", &record_call);

@@ -135,15 +135,6 @@ struct SoftcapArgs {  // x = cap * tanh(x * scale / cap); cap 0: x * scale; [row
     float cap, scale;
 };
 
-struct PoolArgs {  // out [seqs, size]: last row, or the mean of the rows, of each sequence
-    const float* x;
-    int64_t stride;
-    const int32_t* query_start;
-    int size;
-    bool mean;
-    float* out;
-};
-
 enum class CacheType : uint8_t { f32, f16, bf16 };
 
 // One layer's keys and values. Block b, kv head h starts at (b * kv_heads + h) * head_bytes in each; the layout inside is the kernels' own:
@@ -205,7 +196,6 @@ struct KernelTable {
     void (*add)(const AddArgs&, Range rows);
     void (*select)(const SelectArgs&, Range rows);
     void (*softcap)(const SoftcapArgs&, int thread, int threads);
-    void (*pool)(const PoolArgs&, Range rows);
 
     void (*store)(const StoreArgs&, Range rows);
     int64_t (*attention_scratch)(int max_tokens, int max_seqs, int heads, int head_dim, int64_t max_seq_len, int threads);

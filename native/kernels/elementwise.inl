@@ -135,17 +135,4 @@ static void softcap(const SoftcapArgs& a, int thread, int threads) {
     }
 }
 
-static void pool(const PoolArgs& a, Range seqs) {
-    for (int64_t seq = seqs.begin; seq < seqs.end; ++seq) {
-        int first = a.query_start[seq], last = a.query_start[seq + 1] - 1;
-        float* out = a.out + seq * a.size;
-        if (!a.mean) first = last;
-        std::memcpy(out, a.x + first * a.stride, sizeof(float) * static_cast<size_t>(a.size));
-        for (int row = first + 1; row <= last; ++row)
-            for (int i = 0; i < a.size; ++i) out[i] += a.x[row * a.stride + i];
-        float factor = 1.0f / static_cast<float>(last - first + 1);
-        for (int i = 0; i < a.size; ++i) out[i] *= factor;
-    }
-}
-
 }  // namespace octavo::ISA

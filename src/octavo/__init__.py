@@ -11,6 +11,7 @@ from octavo._version import __version__
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
+    from octavo.embedding import EmbeddingRequestOutput, PoolingParams
     from octavo.engine.outputs import CompletionOutput, RequestOutput
     from octavo.errors import OctavoError
     from octavo.llm import LLM
@@ -23,6 +24,8 @@ _HOMES = {
     "SamplingParams": "octavo.sampling_params",
     "BeamSearchParams": "octavo.sampling_params",
     "StructuredOutputsParams": "octavo.structured_outputs",
+    "EmbeddingRequestOutput": "octavo.embedding",
+    "PoolingParams": "octavo.embedding",
     "RequestOutput": "octavo.engine.outputs",
     "CompletionOutput": "octavo.engine.outputs",
     "OctavoError": "octavo.errors",
@@ -33,7 +36,9 @@ __all__ = [
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "OctavoError",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",

@@ -45,6 +45,7 @@ class AsyncLLM:
         self.fingerprint = model.fingerprint
         self.max_model_len = model.max_model_len
         self.sampling_defaults: Mapping[str, Any] = model.sampling_defaults
+        self.embedding = model.embedding
 
     @property
     def max_token_bytes(self) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import _native
 from octavo._version import __version__
 from octavo.config import EngineConfig
+from octavo.embedding import Embedding
 from octavo.engine.admission import Limits, admit
 from octavo.engine.drafter import NgramDrafter
 from octavo.engine.engine import Engine
@@ -30,6 +31,7 @@ from octavo.ops.native import NativeOps
 from octavo.runtime.inputs import InputWriter
 from octavo.runtime.kv_cache import CachePlan
 from octavo.runtime.memory import available_memory
+from octavo.runtime.pooler import KINDS
 from octavo.runtime.runner import NativeRunner
 from octavo.runtime.sampler import BatchSampler
 from octavo.runtime.sizing import (
@@ -49,6 +51,7 @@ from octavo.text.tokenizer import Tokenizer, tokenizer_from_folder
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.packing import pack_weights
 from octavo.weights.passes import check_head, load_weights
+from octavo.weights.pooling import nested_sizes, pooling_type
 from octavo.weights.quantization import Target, choose_targets, exceptions, float_format, packed_bytes
 from octavo.weights.sources import ModelSource, resolve
 from octavo.weights.tensor import Tensor, dequantize
@@ -76,6 +79,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     limits: Limits
     sampling_defaults: Mapping[str, Any]
+    embedding: Embedding
     model_names: Sequence[str]
     model_root: str
     fingerprint: str
@@ -113,6 +117,7 @@ class LoadedModel:
         user: str | None = None,
         timeout: float | None = None,
         beams: BeamSearchParams | None = None,
+        pooling: str | None = None,
     ) -> Request:
         """The admission gate, with what it needs to know of this model. Raises RequestError."""
         for name in ("logprobs", "prompt_logprobs"):
@@ -132,6 +137,7 @@ class LoadedModel:
             user=user,
             timeout=timeout,
             beams=beams,
+            pooling=pooling,
         )
         self.engine.scheduler.check_fits(request)
         if params.structured_outputs is None:
@@ -204,6 +210,7 @@ def build(config: EngineConfig) -> LoadedModel:
     # A cache that is refused although nothing else takes memory need not wait for the weights.
     plan_pool(config, model, kv_type, available, 0, lambda longest: 0, max_model_len, least)
     defaults = sampling_defaults(checkpoint, config)
+    pooling = config.pooling_type or pooling_type(checkpoint)
     chat_template = read_chat_template(config.chat_template) if config.chat_template is not None else None
     with ThreadPoolExecutor(1) as beside:
         reading = beside.submit(open_tokenizer, checkpoint, config, chat_template)
@@ -261,7 +268,11 @@ def build(config: EngineConfig) -> LoadedModel:
         NgramDrafter(speculation.prompt_lookup_max, speculation.prompt_lookup_min) if speculation else None,
     )
     runner = NativeRunner(
-        program, InputWriter(inputs, config.block_size), BatchSampler(sampling), (logits.offset, logits.width)
+        program,
+        InputWriter(inputs, config.block_size),
+        BatchSampler(sampling),
+        (logits.offset, logits.width),
+        ops.pooled,
     )
     engine = Engine(scheduler, runner, lambda request, index: make_detokenizer(tokenizer, request))
     eos = tokenizer.eos_token_ids | set(model.config.eos_token_ids)
@@ -272,6 +283,7 @@ def build(config: EngineConfig) -> LoadedModel:
         eos_token_ids=frozenset(eos),
         seed=config.seed,
         takes_priority=config.scheduling_policy == "priority",
+        pooling=KINDS if ops.pooled is not None else frozenset(),
     )
     report(
         config,
@@ -291,6 +303,7 @@ def build(config: EngineConfig) -> LoadedModel:
         tokenizer=tokenizer,
         limits=limits,
         sampling_defaults=defaults,
+        embedding=Embedding(pooling if limits.pooling else None, model.config.hidden_size, nested_sizes(checkpoint)),
         model_names=config.served_model_name or (source.name,),
         model_root=source.origin or str(source.path),
         fingerprint=f"octavo-{__version__}-{isa.name}-{source.digest[:12]}",

@@ -358,6 +358,12 @@ class EngineConfig(Options):
         "Seed of requests that bring none, which makes them repeatable. Default: a random one for each request.",
         optional(whole_number(-(2**63), 2**63 - 1)),
     )
+    pooling_type: str | None = option(
+        None,
+        "How a prompt's vector is made of its tokens' states, for embeddings: last or mean. Default: as the model "
+        "says, else last.",
+        optional(lambda value: choice(("last", "mean"))(value.lower() if isinstance(value, str) else value)),
+    )
     max_logprobs: int = option(
         20, "Most logprobs of alternatives a request may ask for, up to 20.", whole_number(0, 20)
     )

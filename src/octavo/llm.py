@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from octavo.build import LoadedModel, build
 from octavo.config import EngineConfig
+from octavo.embedding import EmbeddingRequestOutput, PoolingParams
 from octavo.engine.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from octavo.errors import EngineDeadError, GenerationError, RequestError
 from octavo.prompts import Prompt, cache_salt_of, list_of_prompts, tokenize_prompt
@@ -79,6 +80,24 @@ class LLM:
             for conversation in conversations
         ]
         return self._run([(None, ids) for ids in token_ids], params, use_tqdm, None, timeout)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of each prompt, of length 1, pooled as `pooling_type` says. Raises as generate does."""
+        model, asked = self._loaded(), pooling_params or PoolingParams()
+        model.embedding.check(asked.dimensions)
+        many = list_of_prompts(prompts)
+        salts = [cache_salt_of(prompt) for prompt in many]
+        tokenized = [tokenize_prompt(model.tokenizer, prompt) for prompt in many]
+        params = [asked.for_prompt()] * len(many)
+        wholes = self._run(tokenized, params, use_tqdm, priority, timeout, salts, pooling=model.embedding.pooling)
+        return [EmbeddingRequestOutput.of(whole, asked) for whole in wholes]
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
@@ -157,6 +176,7 @@ class LLM:
         timeout: float | None,
         salts: Sequence[str | None] | None = None,
         beams: BeamSearchParams | None = None,
+        pooling: str | None = None,
     ) -> list[RequestOutput]:
         model = self._loaded()
         priorities = self._priorities_for(priority, len(prompts))
@@ -170,6 +190,7 @@ class LLM:
                 cache_salt=salt,
                 timeout=timeout,
                 beams=beams,
+                pooling=pooling,
             )
             for (text, ids), param, order, salt in zip(
                 prompts, params, priorities, salts or [None] * len(prompts), strict=True

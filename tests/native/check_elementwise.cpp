@@ -1,4 +1,4 @@
-// Norms, rope, activations, sums, selection, soft caps, pooling, and the vector functions.
+// Norms, rope, activations, sums, selection, soft caps, and the vector functions.
 #include "isa_check.h"
 
 namespace check {
@@ -124,20 +124,13 @@ void check_rows_moved(Context& c) {
     Random random(5);
     const int size = 77;
     const Matrix x = Matrix::normal(20, size, random);
-    const std::vector<int32_t> index{3, 3, 0, 19, 7}, query_start{0, 1, 5, 6, 13, 20};
+    const std::vector<int32_t> index{3, 3, 0, 19, 7};
     check_rows(
         c, "elementwise select", Matrix(5, size, 0),
         [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
             table.select({x.row(0), x.stride, index.data() + first, size, out.row(first)}, share(count, thread, threads));
         },
         [](int, int, double) { return 0.0; });
-    for (bool mean : {false, true})
-        check_rows(
-            c, mean ? "elementwise pool mean" : "elementwise pool last", Matrix(5, size, 0),
-            [&](const KernelTable& table, int first, int count, Matrix& out, int thread, int threads) {
-                table.pool({x.row(0), x.stride, query_start.data() + first, size, mean, out.row(first)}, share(count, thread, threads));
-            },
-            [](int, int, double) { return 16 * kEpsilon; });
 }
 
 }  // namespace

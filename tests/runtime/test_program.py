@@ -156,7 +156,6 @@ OUT = (1 << 20) - 4 * WIDTH  # room for one row, and a step may have more
         lambda p: p.select_rows(0, WIDTH, OUT),
         lambda p: p.select_rows(0, -1, 1 << 10),
         lambda p: p.softcap("R", OUT, WIDTH, 1.0, 1.0),
-        lambda p: p.pool(OUT, WIDTH, True, 0),
         lambda p: p.update_cache(1, cache()),
         lambda p: p.update_cache(-1, cache()),
         lambda p: p.attention(1, cache(), 0, 0, 0, 0, 1, 0, 1.0, 0.0, 48, 1 << 16, 1 << 10),

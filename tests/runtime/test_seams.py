@@ -16,9 +16,10 @@ from octavo.build import LoadedModel, build
 from octavo.config import EngineConfig
 from octavo.engine.batch import Batch, RangeOutput
 from octavo.engine.engine import Engine
+from octavo.errors import RequestError
 from octavo.model.architectures import resolve_model
 from octavo.model.description import Description
-from octavo.ops.reference import PagedCache, ReferenceOps, StepInputs
+from octavo.ops.reference import PagedCache, ReferenceOps, StepInputs, elementwise
 from octavo.sampling_params import SamplingParams
 
 NAME = "gemma3"  # windows and full attention: two cache groups
@@ -81,15 +82,8 @@ POOLS = """
 def users(config, weights, ops, cuts=()):
     x = ops.embed(weights["embed"], config.embedding_scale)
     x = ops.add(x, attention(config, weights, ops, 0, x))
-    ops.call(keep("mean"), ops.pool(x, "mean"))
-    ops.call(keep("last"), ops.pool(x, "last"))
-    return ops.logits(ops.select_rows(x), weights["embed"])
-
-def keep(kind):
-    def function(pooled):
-        SEEN.append((kind, pooled.copy()))
-        return pooled
-    return function
+    ops.pool(x)
+    return ops.logits(ops.select_rows(ops.scale(x, 0.5)), weights["embed"])
 """
 CUT = """
 def users(config, weights, ops, cuts=()):
@@ -321,21 +315,30 @@ def test_a_program_in_two_stages_is_the_program_in_one(tmp_path: Path) -> None:
         model.close()
 
 
-def test_pooled_outputs(tmp_path: Path) -> None:
-    """A vector for each sequence of the step, of that step's tokens."""
-    model = load(tmp_path, POOLS, max_num_batched_tokens=256)
+def test_vectors_are_pooled_from_the_array_that_a_decoder_names(tmp_path: Path) -> None:
+    """A residual sum here, which a pass makes the epilogue of a linear; and none where a decoder names no array."""
+    model = load(tmp_path, POOLS)
     prompts = {"a": tiny.prompt(NAME), "b": tiny.prompt(NAME)[50:], "c": [5]}
+    params = SamplingParams(max_tokens=0, detokenize=False)
     for name, ids in prompts.items():
-        model.engine.add(model.admit(name, ids, SamplingParams(max_tokens=1)))
-    finish(model.engine)
-    pooled = dict(seen())
-    users = sys.modules["octavo_architecture_mine"].users
-    for row, ids in enumerate(prompts.values()):
-        seen().clear()
-        reference(users, ids, [0])
-        for kind, value in seen():
-            assert pooled[kind].shape == (3, 64)
-            assert close_to(pooled[kind][row], value[0]), kind
+        for kind in ("last", "mean"):
+            model.engine.add(model.admit(f"{name} {kind}", ids, params, pooling=kind))
+    vectors = {}
+    while model.engine.has_work():
+        vectors |= {news.request_id: news.vector for news in model.engine.step()}
+    model.close()
+
+    def states(config: Any, weights: Any, ops: ReferenceOps) -> Any:
+        sys.modules["octavo_architecture_mine"].users(config, weights, ops)
+        return ops.pooled
+
+    for name, ids in prompts.items():
+        for kind in ("last", "mean"):
+            assert close_to(vectors[f"{name} {kind}"], elementwise.pool(reference(states, ids, [0]), kind))
+    model = load(tmp_path, PARALLEL)
+    with pytest.raises(RequestError, match="no vectors"):
+        model.admit("r", [5], params, pooling="mean")
+    model.close()
 
 
 def test_a_step_is_scheduled_before_the_last_one_is_committed(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ class RequestOutput:
     finished: bool = False
     metrics: Any = None
     num_cached_tokens: int = 0
+    vector: Any = None  # of the prompt, where the request asks for one: as the runner pooled it
     error: str | None = None  # why a sequence has finish_reason "error" or "timeout"
 
     @classmethod
@@ -95,6 +96,8 @@ class RequestOutput:
         output.finish_reason = news.finish_reason
         output.stop_reason = news.stop_reason
         self.error = self.error or news.error
+        if news.vector is not None:
+            self.vector = news.vector
         if news.prompt_logprobs is not None:
             self.prompt_logprobs = news.prompt_logprobs
         if news.index == 0:

@@ -75,8 +75,9 @@ class TokenOutput:
 def _decodes_from(request: Request) -> int:
     """The position from which on a step computes one token of the request, samples one, and nothing else is asked."""
     params = request.params
-    asks_more = request.num_logprobs >= 0 or params.has_penalties or request.bad_word_ids
-    return sys.maxsize if asks_more or request.grammar or request.pooling else len(request.prompt_token_ids) + params.min_tokens
+    if request.num_logprobs >= 0 or params.has_penalties or request.bad_word_ids or request.grammar or request.pooling:
+        return sys.maxsize
+    return len(request.prompt_token_ids) + params.min_tokens
 
 
 class Status(Enum):

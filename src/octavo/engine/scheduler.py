@@ -327,7 +327,8 @@ class Scheduler:
     def _reads_cache(self, sequence: Sequence) -> bool:
         """Whether a prefix hit may count as computed: not where an output is asked of every position."""
         request = sequence.request
-        return self.config.enable_prefix_caching and request.params.prompt_logprobs is None and request.pooling is None
+        asks_all = request.params.prompt_logprobs is not None or request.pooling not in (None, "last")
+        return self.config.enable_prefix_caching and not asks_all
 
     def _append(self, sequence: Sequence, count: int, batch: Batch) -> None:
         """Puts `count` reserved tokens of a sequence into the step and counts them as computed."""

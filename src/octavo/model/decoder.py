@@ -20,8 +20,9 @@ def decoder(config: ModelConfig, weights: Mapping[str, Weight], ops: Ops, cuts: 
             ops.cut()
         x = ops.add(x, attention(config, weights, ops, layer, x))
         x = ops.add(x, mlp(config, weights, ops, layer, x))
-    x = norm(config, weights["final_norm"], ops, ops.select_rows(x))
-    return ops.logits(x, weights["embed" if config.tied_head else "head"], config.logit_softcap)
+    x = norm(config, weights["final_norm"], ops, x)
+    ops.pool(x)
+    return ops.logits(ops.select_rows(x), weights["embed" if config.tied_head else "head"], config.logit_softcap)
 
 
 def attention(config: ModelConfig, weights: Mapping[str, Weight], ops: Ops, layer: int, x: Array) -> Array:

@@ -83,8 +83,10 @@ class Ops(Protocol):
     def logits(self, x: Array, weight: Weight, softcap: float = 0.0, scale: float = 1.0) -> Array:
         """softcap(x [R, H] times weight [V, H] transposed, times scale): [R, V], float32, kept for the sampler."""
 
-    def pool(self, x: Array, kind: Literal["last", "mean"]) -> Array:
-        """One vector per sequence from x [T, H]: the last token's, or the mean over the step's tokens of it: [S, H]."""
+    def pool(self, x: Array) -> None:
+        """Says that vectors of prompts are pooled from the rows of x [T, H], which stay readable to the step's end.
+        Requests say whose and how. A decoder that names no such array makes no vectors.
+        """
 
     def call(self, function: Callable[..., Any], *arrays: Array) -> Array:
         """A host break: function gets the NumPy values of `arrays` and returns an array shaped like the first."""

@@ -6,7 +6,7 @@ The calls of the `Ops` vocabulary become a list of nodes over virtual buffers; t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,7 @@ class NativeOps:
         self._scratch = Buffer("S", 0, 0)
         self._heads: set[tuple[int, int]] = set()
         self._fused = False
+        self._pooled: Node | None = None
         # Known when the Program is built.
         self._caches: Sequence[_native.KVCache] = ()
         self._max_context = 0
@@ -172,9 +173,11 @@ class NativeOps:
             self._add("softcap", [out], [out], lambda p, i, o: p.softcap(out.rows, o[0], out.width, softcap, scale))
         return out
 
-    def pool(self, x: Buffer, kind: Literal["last", "mean"]) -> Buffer:
-        out = self._floats("S", x.width)
-        return self._add("pool", [x], [out], lambda p, i, o: p.pool(i[0], x.width, kind == "mean", o[0]))
+    def pool(self, x: Buffer) -> None:
+        if self._pooled is not None:
+            raise ValueError("pool: vectors can be pooled from the rows of one array only")
+        # To the end, where passes may have put another buffer in its place.
+        self._pooled = Node("keep", [x], [], lambda p, i, o: None)
 
     def call(self, function: Callable[..., Any], *arrays: Buffer) -> Buffer:
         out = self._floats(arrays[0].rows, arrays[0].width)
@@ -196,6 +199,8 @@ class NativeOps:
         """Ends the recording: the sampler reads `logits` and leaves its outputs in `sample_inputs`."""
         self.cut()
         self._add("sample", [logits], [logits], lambda p, i, o: p.sample(i[0], logits.width, sample_inputs))
+        if self._pooled is not None:
+            self._nodes.append(self._pooled)
 
     def workspace_bytes(self, max_context: int) -> int:
         """Ends the recording and places the buffers; the bytes that they take where no sequence is longer."""
@@ -229,6 +234,11 @@ class NativeOps:
         # What the nodes emit refers to this object: the cycle would keep weights and caches past the Program.
         self._nodes, self._caches = [], ()
         return program
+
+    @property
+    def pooled(self) -> tuple[int, int] | None:
+        """Offset in the workspace and width of the rows that vectors are pooled from, once buffers are placed."""
+        return None if self._pooled is None else (self._pooled.inputs[0].offset, self._pooled.inputs[0].width)
 
     def keep(self, *buffers: Buffer) -> None:
         """Lets buffers live to the end of the step, so that their rows can be read when it is over."""

@@ -19,7 +19,7 @@ ACTIVATIONS: dict[str, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 ALIGNMENT = 64
 # Ops whose rows are independent: where some of equal rows follow one another, the Program runs them together, a few
 # rows of all of them at a time.
-ROW_OPS = {"embed", "quantize", "rms_norm", "rope_angles", "rope", "activation", "add", "select_rows", "pool"}
+ROW_OPS = {"embed", "quantize", "rms_norm", "rope_angles", "rope", "activation", "add", "select_rows"}
 MAX_LINEAR_GROUP = 8
 Emit = Callable[[_native.Program, list[int], list[int]], None]  # (program, offsets of inputs, offsets of outputs)
 

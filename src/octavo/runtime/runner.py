@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from octavo import _native
 from octavo.engine.batch import Batch, Output, RangeOutput, ScheduledRange
 from octavo.runtime.inputs import InputWriter, RangeFault
+from octavo.runtime.pooler import Pooler
 from octavo.runtime.sampler import BatchSampler
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,20 @@ class NativeRunner:
     """Owns the Program, its input arrays and the sampler's; knows nothing of scheduling."""
 
     def __init__(
-        self, program: _native.Program, inputs: InputWriter, sampler: BatchSampler, logits: tuple[int, int]
+        self,
+        program: _native.Program,
+        inputs: InputWriter,
+        sampler: BatchSampler,
+        logits: tuple[int, int],
+        states: tuple[int, int] | None = None,
     ) -> None:
-        """`logits`: offset in the workspace and width of the logits, for those who look at them."""
+        """Offset in the workspace and width: of the logits, for those who look at them, and of the states that vectors
+        are pooled from, where the model has them.
+        """
         self.program = program
         self._logits = logits
+        self._states = states
+        self._pooler = Pooler()
         self._inputs = inputs
         self._sampler = sampler
         self._ranges: list[ScheduledRange] = []  # of the last step
@@ -56,6 +66,11 @@ class NativeRunner:
         if part.ranges:
             self.program.run()
             results = self._sampler.read(part)
+            if self._states is not None and any(
+                one.sequence.request.pooling for one in part.ranges[part.num_decodes :]
+            ):
+                offset, width = self._states
+                self._pooler.fill(part, self.program.floats(offset, self.program.inputs.tokens, width), results)
         if errors:
             arriving = iter(results)
             results = [

@@ -25,6 +25,7 @@ FILES = [
     "*.safetensors.index.json",
     "config.json",
     "generation_config.json",
+    "1_Pooling/config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -54,7 +53,7 @@ def softcap(x: Values, cap: float) -> Values:
     return cap * np.tanh(x / cap) if cap else x
 
 
-def pool(x: Values, query_start: npt.NDArray[np.int32], kind: str) -> Values:
-    """One row per sequence: its last token's, or the mean of its tokens' in this step."""
-    ranges = itertools.pairwise(query_start)
-    return np.stack([x[end - 1] if kind == "last" else x[start:end].mean(axis=0) for start, end in ranges])
+def pool(x: Values, kind: str) -> Values:
+    """The vector of a prompt from the states of all its tokens: the last one's, or their mean."""
+    vector: Values = x[-1] if kind == "last" else x.mean(axis=0)
+    return vector
