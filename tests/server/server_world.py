@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from successor import CYCLE, TEMPLATE, SuccessorModel, SuccessorRunner, small_tokenizer
 
 from octavo.config import ServerConfig
+from octavo.embedding import Embedding
 from octavo.engine import admission
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
@@ -41,6 +42,7 @@ class SmallService:
     created: int = 1_700_000_000
     fingerprint: str = "octavo-test"
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
+    embedding: Embedding = field(default_factory=lambda: Embedding(None, 0))
 
     @property
     def max_model_len(self) -> int:
@@ -126,8 +128,13 @@ def small_service(
 class World:
     """The server on a thread of its own, and ways to talk to it."""
 
-    def __init__(self, folder: Path, *, engine: Mapping[str, Any] | None = None, **server: Any) -> None:
-        self.service, self.model = small_service(folder, **(engine or {}))
+    def __init__(
+        self, folder: Path, *, engine: Mapping[str, Any] | None = None, service: Any = None, **server: Any
+    ) -> None:
+        """Over the successor model, or over `service`, which is then closed with the server."""
+        if service is None:
+            service, self.model = small_service(folder, **(engine or {}))
+        self.service = service
         self.tokenizer = self.service.tokenizer
         self.max_model_len = self.service.max_model_len
         self.cycle_text = (b"".join(CYCLE) * 3).decode()

@@ -10,9 +10,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse
 
+from octavo.server.embeddings_wire import EmbeddingRequest
 from octavo.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-WIRE_MODELS = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+WIRE_MODELS = (CompletionRequest, ChatRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 
 ERROR_SCHEMA = {
     "type": "object",

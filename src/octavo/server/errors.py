@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -66,6 +69,20 @@ def error_object(error: ApiError) -> dict[str, Any]:
 
 def error_response(error: ApiError) -> Response:
     return Response(orjson.dumps(error_object(error)), error.status, error.headers, media_type="application/json")
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Tells of a fault by the name that the field at fault has on the route, where the engine has another for it."""
+    try:
+        yield
+    except (RequestError, ApiError) as error:
+        field = re.match(r"\w*", error.param or "")
+        name = field.group() if field else ""
+        if name not in names:
+            raise
+        message, param = (re.sub(rf"^{name}\b", names[name], text) for text in (str(error), error.param or ""))
+        raise bad_request(message, param) from None
 
 
 async def on_error(request: Request, error: Exception) -> Response:

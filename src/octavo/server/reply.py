@@ -19,7 +19,7 @@ logger = logging.getLogger("octavo.server")
 
 
 def json_reply(value: Any) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
 
 def stream_reply(context: ServerContext, generation: Generation, events: AsyncGenerator[bytes, None]) -> EventStream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from octavo.embedding import Embedding
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.request import Request, Tenant
 from octavo.sampling_params import BeamSearchParams, SamplingParams
@@ -55,6 +56,11 @@ class Service(Protocol):
         """Keywords of SamplingParams that replace its defaults, from the model's generation config."""
         ...
 
+    @property
+    def embedding(self) -> Embedding:
+        """What vectors of prompts are here, for embeddings."""
+        ...
+
     def admit(
         self,
         request_id: str,
@@ -68,6 +74,7 @@ class Service(Protocol):
         user: str | None = None,
         timeout: float | None = None,
         beams: BeamSearchParams | None = None,
+        pooling: str | None = None,
     ) -> Request:
         """The admission gate; called off the event loop. Raises RequestError."""
         ...
