@@ -289,7 +289,7 @@ def joined(stream: Iterable[dict[str, Any]]) -> dict[str, Any]:
                 whole["token_ids"] = whole.get("token_ids", []) + piece["token_ids"]
             if piece["finish_reason"] is not None:
                 whole["finish_reason"] = piece["finish_reason"]
-            for key in ("stop_reason", "prompt_token_ids"):
+            for key in ("stop_reason", "seed", "prompt_token_ids"):
                 if key in piece:
                     whole[key] = piece[key]
     return {**reply, "choices": [choices[index] for index in sorted(choices)]}

@@ -284,3 +284,21 @@ def test_a_salt_keeps_a_cache_apart(world: World) -> None:
 
     counts = [cached(salt) for salt in ("a", "a", "b", None)]
     assert counts[0] == 0 and counts[1] > 0 and counts[2:] == [0, 0]
+
+
+def test_the_seed_that_was_used_repeats_the_reply(world: World) -> None:
+    """In each choice, whole and streamed, for completions and chat; where nothing was drawn there is none."""
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (URL, {"prompt": ["a", "b"], "n": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 2}),
+    ]
+    for path, body in asked:
+        for streamed in (False, True):
+            first = world.whole(path, streamed, **body, temperature=1.5, max_tokens=12)
+            seeds = [choice["seed"] for choice in first["choices"]]
+            assert all(0 <= seed < 2**53 for seed in seeds)
+            again = world.whole(path, streamed, **body, temperature=1.5, max_tokens=12, seed=seeds[0])
+            assert again["choices"][:2] == first["choices"][:2]
+            assert len(set(seeds)) == len(seeds) // 2  # one for each prompt
+            greedy = world.whole(path, streamed, **body, temperature=0, max_tokens=2)
+            assert all("seed" not in choice for choice in greedy["choices"])

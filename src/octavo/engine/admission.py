@@ -209,11 +209,14 @@ def _digits(number: int) -> str:
 
 
 def _seed(token_ids: tuple[int, ...], params: SamplingParams, server_seed: int | None) -> int:
-    """64 bits: the client's; else fixed by the server's seed and what is asked, not when; else random."""
+    """64 bits: the client's; else fixed by the server's seed and what is asked, not when; else random.
+
+    Those that are not the client's have 53 bits: they are told, and JavaScript's numbers hold no more.
+    """
     if params.seed is not None:
         return params.seed % 2**64
     if server_seed is None:
-        return secrets.randbits(64)
+        return secrets.randbits(53)
     bias = sorted((params.logit_bias or {}).items())
     content = [bias if name == "logit_bias" else getattr(params, name) for name in _SEEDED_BY]
-    return int.from_bytes(sha256(ascii((server_seed, token_ids, content)).encode()).digest()[:8], "little")
+    return int.from_bytes(sha256(ascii((server_seed, token_ids, content)).encode()).digest()[:8], "little") >> 11

@@ -69,6 +69,7 @@ class RequestOutput:
     finished: bool = False
     metrics: Any = None
     num_cached_tokens: int = 0
+    seed: int | None = None  # that its tokens were drawn with; None where they were not drawn
     vector: Any = None  # of the prompt, where the request asks for one: as the runner pooled it
     error: str | None = None  # why a sequence has finish_reason "error" or "timeout"
 
@@ -79,7 +80,8 @@ class RequestOutput:
             CompletionOutput(index, cumulative_logprob=0.0, logprobs=[]) if wants_logprobs else CompletionOutput(index)
             for index in range(request.params.n)
         ]
-        return cls(request.request_id, request.prompt, list(request.prompt_token_ids), None, outputs)
+        ids = list(request.prompt_token_ids)
+        return cls(request.request_id, request.prompt, ids, None, outputs, seed=request.used_seed)
 
     def apply(self, news: SequenceOutput) -> None:
         """Adds what a step brought; streamed and whole replies are the same sum of the same pieces."""

@@ -61,6 +61,11 @@ class Request:
             return max(shown or 0, self.beams.beam_width + len(self.stop_token_ids))
         return shown if shown is not None else 0 if self.params.ranks else -1
 
+    @property
+    def used_seed(self) -> int | None:
+        """What repeats its tokens; None where chance has no part in them."""
+        return None if self.params.is_greedy else self.seed
+
 
 @dataclass(slots=True)
 class TokenOutput:

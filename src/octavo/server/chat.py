@@ -50,6 +50,8 @@ def chat_reply(context: ServerContext, body: ChatRequest, call: Call, whole: Req
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
         }
+        if whole.seed is not None:
+            choice["seed"] = whole.seed
         if body.return_token_ids:
             choice["token_ids"] = output.token_ids
         choices.append(choice)
@@ -120,6 +122,8 @@ async def chat_events(
             choice["token_ids"] = output.token_ids
         if output.finish_reason is not None:
             choice["stop_reason"] = output.stop_reason
+            if request.used_seed is not None:
+                choice["seed"] = request.used_seed
         return chunk(choice, last=output.finish_reason is not None)
 
     more = body.logprobs or body.return_token_ids or body.continuous_usage

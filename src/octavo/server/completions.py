@@ -77,6 +77,8 @@ def _choice(
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
     }
+    if whole.seed is not None:
+        choice["seed"] = whole.seed
     if body.return_token_ids:
         choice["prompt_token_ids"] = whole.prompt_token_ids
         choice["token_ids"] = output.token_ids
@@ -164,6 +166,8 @@ class _StreamedChoices:
         }
         if output.finish_reason is not None:
             choice["stop_reason"] = output.stop_reason
+            if request.used_seed is not None:
+                choice["seed"] = request.used_seed
         if body.return_token_ids:
             choice["token_ids"] = output.token_ids
             if first:
