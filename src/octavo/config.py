@@ -405,7 +405,7 @@ class ServerConfig(Options):
     allowed_origins: tuple[str, ...] = option((), "Origins that browsers may call from. Default: none.", names)
     allowed_methods: tuple[str, ...] = option(("GET", "POST"), "Methods that those origins may use.", names)
     allowed_headers: tuple[str, ...] = option(
-        ("authorization", "content-type", "x-request-id"), "Headers that those origins may send.", names
+        ("authorization", "content-type", "x-api-key", "x-request-id"), "Headers that those origins may send.", names
     )
     allow_credentials: bool = option(False, "Let those origins send cookies; needs origins that are named.", boolean)
     ssl_certfile: str | None = option(None, "Certificate for https.", optional(path_text))

@@ -104,6 +104,19 @@ def test_whole_and_streamed_replies_are_the_same(server: RealServer, extra: dict
         assert server.post(path, **given)["choices"] == whole["choices"]
 
 
+def test_the_other_routes_say_what_chat_says(server: RealServer) -> None:
+    chat = server.post(CHAT, messages=USER, temperature=0, max_tokens=12)["choices"][0]["message"]["content"]
+    response = server.post("/v1/responses", input=USER, temperature=0, max_output_tokens=12)
+    message = server.post("/v1/messages", messages=USER, temperature=0, max_tokens=12)
+    assert response["output"][0]["content"][0]["text"] == message["content"][0]["text"] == chat
+    texts = [FRANCE, FRANCE + " Paris.", "x" * 400]
+    together = [entry["embedding"] for entry in server.post("/v1/embeddings", input=texts)["data"]]
+    for text, vector in zip(texts, together, strict=True):
+        assert server.post("/v1/embeddings", input=text)["data"][0]["embedding"] == vector
+        assert math.isclose(sum(value * value for value in vector), 1, rel_tol=1e-5)
+    probe(server)
+
+
 def test_a_client_that_leaves_gives_its_blocks_back_and_disturbs_nobody(server: RealServer) -> None:
     body = {"messages": USER, "temperature": 1, "seed": 9, "max_tokens": 24, "ignore_eos": True}
     alone = server.post(CHAT, **body)["choices"]

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 
 from octavo._version import __version__
 from octavo.errors import OctavoError
-from octavo.server import chat, completions, docs, embeddings, models, operations, tokens
+from octavo.server import chat, completions, docs, embeddings, messages, models, operations, responses, tokens
 from octavo.server.auth import Authentication, read_keys
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, on_error, on_http_error
@@ -29,7 +29,7 @@ def create_app(context: ServerContext) -> FastAPI:
         openapi_url=None if config.disable_docs else "/openapi.json",
         redirect_slashes=False,
     )
-    for routes in (completions, chat, embeddings, models, tokens, operations):
+    for routes in (completions, chat, responses, messages, embeddings, models, tokens, operations):
         app.include_router(routes.router(context))
     if not config.disable_docs:
         docs.describe(app)

@@ -22,7 +22,7 @@ TENANT = "octavo.tenant"  # in the scope of a request that has shown a key
 
 
 class Authentication:
-    """Wraps an ASGI app: every path needs `Authorization: Bearer KEY`, whatever is routed inside, except OPEN_PATHS."""
+    """Wraps an ASGI app: every path needs `Authorization: Bearer KEY` or `x-api-key: KEY`, except OPEN_PATHS."""
 
     def __init__(self, app: ASGIApp, keys: Mapping[bytes, Tenant]) -> None:
         self.app = app
@@ -32,20 +32,19 @@ class Authentication:
         if scope["type"] != "lifespan" and _route(scope) not in OPEN_PATHS:
             tenant = self._tenant(scope)
             if tenant is None:
-                error = ApiError(401, 'A key is needed: send the header "Authorization: Bearer KEY".')
+                text = 'A key is needed: send the header "Authorization: Bearer KEY", or "x-api-key: KEY".'
+                error = ApiError(401, text)
                 error.headers["www-authenticate"] = "Bearer"
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
             scope[TENANT] = tenant
         await self.app(scope, receive, send)
 
     def _tenant(self, scope: Scope) -> Tenant | None:
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = header.partition(b" ")
         # Digests make the comparison's time independent of the key's length too; all keys are compared, always.
-        digest = hashlib.sha256(key).digest()
+        digest = hashlib.sha256(_key(scope)).digest()
         matches = [tenant for known, tenant in self.keys.items() if hmac.compare_digest(digest, known)]
-        return matches[0] if scheme == b"Bearer" and matches else None
+        return matches[0] if matches else None
 
 
 def tenant_of(request: Request) -> Tenant:
@@ -104,6 +103,13 @@ def _read_table(table: Any, where: str) -> tuple[str, Tenant]:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
+
+
+def _key(scope: Scope) -> bytes:
+    """The bearer token; without one, the header that Anthropic's clients send."""
+    headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first of a name counts
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return token if scheme == b"Bearer" else headers.get(b"x-api-key", b"")
 
 
 def _route(scope: Scope) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from octavo.server.errors import ApiError, bad_request
@@ -79,15 +78,21 @@ def parse(raw: bytes, model: type[Wire]) -> Wire:
         raise bad_request(f"The body is not valid JSON: {error.msg} at character {error.pos}.") from None
     if not isinstance(value, dict):
         raise bad_request("The body must be a JSON object.")
+    return checked(model, value)
+
+
+def checked(model: type[Wire], value: dict[str, Any]) -> Wire:
+    """The form that `value` is, or a 400 that names the first fault."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        # input values stay out of what is sent and logged: they may be prompts.
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise _field_error(first) from None
+        raise _field_error(error) from None
 
 
-def _field_error(detail: ErrorDetails) -> ApiError:
+def _field_error(error: ValidationError) -> ApiError:
+    """What a client is told of the first fault."""
+    # Input values stay out of what is sent and logged: they may be prompts.
+    detail = error.errors(include_url=False, include_input=False)[0]
     path = field_path(detail["loc"])
     context = detail.get("ctx", {})
     match detail["type"]:

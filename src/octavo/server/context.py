@@ -59,11 +59,11 @@ class ServerContext:
         threads = self._large if body.num_bytes > LARGE_BYTES else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: function(*args, **kwargs))
 
-    def call(self, prefix: str, model: str | None, tenant: Tenant) -> Call:
+    def call(self, prefix: str, model: str | None, tenant: Tenant, joint: str = "-") -> Call:
         """A new call; its id is made here, whatever the client sent. Raises ApiError: unknown model, shutting down."""
         if self.draining:
             raise ApiError(503, "The server is shutting down.", headers={"retry-after": "10"})
-        call_id = f"{prefix}-{uuid.uuid4().hex}"
+        call_id = f"{prefix}{joint}{uuid.uuid4().hex}"
         return Call(call_id, int(time.time()), self.model_name(model), tenant, self.config.request_timeout)
 
     def model_name(self, name: str | None) -> str:

@@ -11,9 +11,20 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse
 
 from octavo.server.embeddings_wire import EmbeddingRequest
+from octavo.server.messages_wire import CountTokensRequest, MessagesRequest
+from octavo.server.responses_wire import ResponsesRequest
 from octavo.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-WIRE_MODELS = (CompletionRequest, ChatRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
+WIRE_MODELS = (
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 
 ERROR_SCHEMA = {
     "type": "object",
@@ -31,12 +42,21 @@ ERROR_SCHEMA = {
 }
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
+ANTHROPIC_ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
+    },
+}
+
+
+def takes(model: type[BaseModel], error_schema: str = "Error") -> dict[str, Any]:
     """The OpenAPI entry of a route that reads its body itself."""
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
     error = {
         "description": "Error",
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{error_schema}"}}},
     }
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
@@ -54,7 +74,7 @@ def describe(app: FastAPI) -> None:
             _, definitions = models_json_schema(modes, ref_template="#/components/schemas/{model}")
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(definitions["$defs"])
-            schemas["Error"] = ERROR_SCHEMA
+            schemas |= {"Error": ERROR_SCHEMA, "AnthropicError": ANTHROPIC_ERROR_SCHEMA}
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -1,4 +1,4 @@
-"""Every error that a client can meet, in OpenAI's shape."""
+"""Every error that a client can meet, in OpenAI's shape, or in Anthropic's on Anthropic's paths."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ TYPES = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
     504: "TimeoutError",
+}
+
+
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
@@ -67,8 +80,14 @@ def error_object(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.status}}
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(orjson.dumps(error_object(error)), error.status, error.headers, media_type="application/json")
+def anthropic_error_object(error: ApiError) -> dict[str, Any]:
+    kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_response(error: ApiError, path: str) -> Response:
+    shape = anthropic_error_object if ANTHROPIC_PATH in path else error_object
+    return Response(orjson.dumps(shape(error)), error.status, error.headers, media_type="application/json")
 
 
 @contextmanager
@@ -86,7 +105,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    return error_response(as_api_error(error))
+    return error_response(as_api_error(error), request.url.path)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -101,4 +120,4 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         message = f"{path} does not take {request.method}; it takes {allowed}."
     else:
         message = str(getattr(error, "detail", "")) or HTTPStatus(status).phrase
-    return error_response(ApiError(status, message, headers=headers))
+    return error_response(ApiError(status, message, headers=headers), path)

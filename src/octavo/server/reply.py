@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import orjson
@@ -22,19 +22,33 @@ def json_reply(value: Any) -> Response:
     return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
 
-def stream_reply(context: ServerContext, generation: Generation, events: AsyncGenerator[bytes, None]) -> EventStream:
-    return EventStream(_guarded(events), generation.close, context.config.stall_timeout)
+def error_event(error: ApiError) -> bytes:
+    return event(error_object(error))
 
 
-async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The events, an error event where they fail, and [DONE]."""
+def stream_reply(
+    context: ServerContext,
+    generation: Generation,
+    events: AsyncGenerator[bytes, None],
+    failure: Callable[[ApiError], bytes] = error_event,
+    end: bytes = DONE,
+) -> EventStream:
+    """`failure` writes the event that tells of an error, `end` is the mark behind the last event."""
+    return EventStream(_guarded(events, failure, end), generation.close, context.config.stall_timeout)
+
+
+async def _guarded(
+    events: AsyncGenerator[bytes, None], failure: Callable[[ApiError], bytes], end: bytes
+) -> AsyncGenerator[bytes, None]:
+    """The events, an error event where they fail, and the end mark."""
     try:
         async for data in events:
             yield data
     except Exception as error:
         if not isinstance(error, ApiError | OctavoError):
             logger.exception("a stream failed")
-        yield event(error_object(as_api_error(error)))
+        yield failure(as_api_error(error))
     finally:
         await events.aclose()
-    yield DONE
+    if end:
+        yield end

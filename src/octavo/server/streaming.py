@@ -37,8 +37,9 @@ def encode(value: Any) -> bytes:
     return encoded
 
 
-def event(value: dict[str, Any]) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"
+def event(value: dict[str, Any], name: str = "") -> bytes:
+    """One event, with its name where the API has names."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + encode(value) + b"\n\n"
 
 
 class TextEvents:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema, model_validator
 
@@ -91,11 +91,24 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
 }
 
 
+# What completions and chat take beyond other routes, which answer with one sequence and its text.
+REFUSED_ELSEWHERE: dict[str, Callable[[Any], bool]] = REFUSED | {
+    "n": one_of(1),
+    "best_of": one_of(1),
+    "use_beam_search": one_of(False),
+    "prompt_logprobs": one_of(),
+    "return_token_ids": one_of(False),
+    "return_tokens_as_token_ids": one_of(False),
+    "echo": one_of(False),
+}
+
+
 class WireModel(BaseModel):
     """Strict: no text for numbers, no true for 1. Unknown fields pass, and are logged once by the reader."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
     _num_bytes: int = PrivateAttr(0)
+    refused: ClassVar[Mapping[str, Callable[[Any], bool]]] = REFUSED
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +122,7 @@ class WireModel(BaseModel):
     @model_validator(mode="after")
     def refuse_what_is_not_built(self) -> WireModel:
         for name, value in (self.model_extra or {}).items():
-            asks_nothing = REFUSED.get(name)
+            asks_nothing = self.refused.get(name)
             if asks_nothing is not None and not asks_nothing(value):
                 raise FieldError(name, f"{name} is not supported yet; leave it out.")
         return self
@@ -128,15 +141,10 @@ class StreamOptions(WireModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(WireModel):
-    """What completions and chat share. None means "as the model's generation config or `SamplingParams` says"."""
+class RequestFields(WireModel):
+    """What every generating route takes. None means "as the model's generation config or `SamplingParams` says"."""
 
     model: str | None = None
-    n: int | None = None
-    best_of: int | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: EarlyStopping = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -146,29 +154,43 @@ class SamplingFields(WireModel):
     repetition_penalty: float | None = None
     logit_bias: Biases = None
     seed: int | None = None
-    stop: Texts = None
     stop_token_ids: TokenIds = None
     bad_words: Texts = None
     allowed_token_ids: TokenIds = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    prompt_logprobs: int | None = None
     stream: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    user: str | None = None
+    request_id: str | None = None
+
+    def shared(self) -> dict[str, Any]:
+        """The fields above, as far as the client sent them: a route may ask another one in its own words."""
+        return {name: getattr(self, name) for name in RequestFields.model_fields if name in self.model_fields_set}
+
+
+class SamplingFields(RequestFields):
+    """What completions and chat share beyond that."""
+
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping = None
+    stop: Texts = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    timeout: float | None = None
     echo: bool | None = None
-    user: str | None = None
-    request_id: str | None = None
     response_format: Constraint = None
     structured_outputs: Constraint = None
     guided_json: Schema = None
