@@ -27,6 +27,22 @@ LATER_QUANTIZATIONS = (
     "torchao",
 )
 
+TOOL_CALL_PARSERS = (
+    "auto", "deepseek_v3", "deepseek_v31", "functiongemma", "generic", "glm45", "granite", "hermes", "hunyuan_a13b",
+    "jamba", "kimi_k2", "llama3_json", "llama4_json", "llama4_pythonic", "minimax_m2", "mistral", "olmo3",
+    "phi4_mini_json", "pythonic", "qwen3_coder", "qwen3_xml", "seed_oss", "xlam",
+)  # fmt: skip
+LATER_TOOL_CALL_PARSERS = (
+    "apertus", "cohere_command3", "cohere_command4", "deepseek_v32", "deepseek_v4", "dots", "ernie45", "gemma4",
+    "gigachat3", "glm47", "granite-20b-fc", "granite4", "internlm", "kimi_k3", "lfm2", "longcat", "openai", "step3",
+    "step3p5",
+)  # fmt: skip
+REASONING_PARSERS = (
+    "auto", "none", "cohere_command3", "deepseek_r1", "deepseek_v3", "ernie45", "glm45", "holo2", "kimi_k2",
+    "minimax_m2", "mistral", "nemotron_v3", "olmo3", "qwen3", "seed_oss", "step3",
+)  # fmt: skip
+LATER_REASONING_PARSERS = ("gemma4", "granite", "hunyuan_a13b", "minimax_m2_append_think", "openai_gptoss")
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -418,6 +434,19 @@ class ServerConfig(Options):
         "Seconds after which a request that brings no timeout of its own ends with 504. Default: no limit.",
         optional(real_number(0.0, 86400.0, low_open=True)),
         metavar="X",
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "Format of the tool calls in replies: auto, as the chat template has it, or one of vLLM's names.",
+        choice(TOOL_CALL_PARSERS, later=LATER_TOOL_CALL_PARSERS),
+    )
+    enable_auto_tool_choice: bool = option(
+        True, "Let the model choose whether to call tools: tool_choice auto, the default with tools.", boolean
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Format of reasoning in replies: auto, as the chat template has it, none, or one of vLLM's names.",
+        choice(REASONING_PARSERS, later=LATER_REASONING_PARSERS),
     )
     stall_timeout: float = option(
         60.0,

@@ -47,8 +47,10 @@ class SamplingParams:
     context. Of best_of sequences the n with the highest mean log-probability per token are returned, the best first,
     and usage counts the tokens of these n.
 
-    After construction `stop`, `stop_token_ids`, `allowed_token_ids` and `bad_words` hold tuples (None only for
-    `allowed_token_ids`, where it means every token), and `logit_bias` holds a dict of int to float.
+    `kept_special_token_ids` stay in the text although special tokens are skipped: markers that the caller looks for.
+
+    After construction `stop`, `stop_token_ids`, `allowed_token_ids`, `kept_special_token_ids` and `bad_words` hold
+    tuples (None only for `allowed_token_ids`, where it means every token), and `logit_bias` a dict of int to float.
     """
 
     n: int = 1
@@ -70,6 +72,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    kept_special_token_ids: Sequence[int] | None = None
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     output_kind: OutputKind = OutputKind.CUMULATIVE
@@ -94,6 +97,7 @@ class SamplingParams:
             "stop": _strings("stop", self.stop, MAX_STOP_STRINGS),
             "bad_words": _strings("bad_words", self.bad_words, MAX_BAD_WORDS),
             "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS),
+            "kept_special_token_ids": _token_ids("kept_special_token_ids", self.kept_special_token_ids, 1024),
             "logit_bias": _logit_bias(self.logit_bias),
         }
         if self.max_tokens is not None:

@@ -110,6 +110,7 @@ def small_service(
             stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            kept_special_token_ids=params.kept_special_token_ids or (),
             min_tokens=params.min_tokens,
             prompt_token_ids=request.prompt_token_ids,
         )

@@ -120,6 +120,8 @@ def _field_error(error: ValidationError) -> ApiError:
             text = "must not be empty"
         case "too_long" | "string_too_long":
             text = f"must not be longer than {context.get('max_length')}"
+        case "string_pattern_mismatch":
+            text = f"must match {context.get('pattern')}"
         case "literal_error":
             text = f"must be {context.get('expected')}"
         case _:

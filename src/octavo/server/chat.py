@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from octavo.engine.outputs import RequestOutput, SequenceOutput
 from octavo.server.auth import tenant_of
+from octavo.server.chat_message import delta, finish_reason, message
 from octavo.server.context import Call, ServerContext
 from octavo.server.convert import chat_request, last_text
 from octavo.server.docs import takes
@@ -18,6 +19,8 @@ from octavo.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.reply import json_reply, stream_reply
 from octavo.server.streaming import TEXT, TextEvents, event, unless_client_leaves
 from octavo.server.wire import ChatRequest
+from octavo.text.events import Content
+from octavo.text.splitter import Reply, ReplyFormat
 
 
 def router(context: ServerContext) -> APIRouter:
@@ -28,26 +31,32 @@ def router(context: ServerContext) -> APIRouter:
         """Answers a conversation. With stream=true the reply is a stream of server-sent events."""
         body = await context.reader.read(http, ChatRequest)
         call = context.call("chatcmpl", body.model, tenant_of(http))
-        request = await context.off_loop(body, chat_request, context.service, body, call, context.config.max_n)
+        request, format = await context.off_loop(
+            body, chat_request, context.service, context.dialect, body, call, context.config.max_n
+        )
         generation = context.start([request])
         if body.stream:
-            return stream_reply(context, generation, chat_events(context, body, call, generation))
+            return stream_reply(context, generation, chat_events(context, body, call, format, generation))
         (output,) = await unless_client_leaves(http, generation.whole())
-        return json_reply(await context.off_loop(body, chat_reply, context, body, call, output))
+        return json_reply(await context.off_loop(body, chat_reply, context, body, call, format, output))
 
     return routes
 
 
-def chat_reply(context: ServerContext, body: ChatRequest, call: Call, whole: RequestOutput) -> dict[str, Any]:
+def chat_reply(
+    context: ServerContext, body: ChatRequest, call: Call, format: ReplyFormat, whole: RequestOutput
+) -> dict[str, Any]:
     tokenizer = context.service.tokenizer
     prefix = last_text(body.messages) if body.echo else ""
     choices = []
     for output in whole.outputs:
+        splitter = format.splitter()
+        reply = Reply.of([Content(prefix), *splitter.feed(output.text), *splitter.finish()])
         choice: dict[str, Any] = {
             "index": output.index,
-            "message": {"role": "assistant", "content": prefix + output.text, "refusal": None},
+            "message": message(reply),
             "logprobs": _logprobs(context, body, output.token_ids, output.logprobs),
-            "finish_reason": output.finish_reason,
+            "finish_reason": finish_reason(output.finish_reason, splitter, body.tool_choice),
             "stop_reason": output.stop_reason,
         }
         if whole.seed is not None:
@@ -55,7 +64,7 @@ def chat_reply(context: ServerContext, body: ChatRequest, call: Call, whole: Req
         if body.return_token_ids:
             choice["token_ids"] = output.token_ids
         choices.append(choice)
-    reply: dict[str, Any] = {
+    whole_reply: dict[str, Any] = {
         "id": call.id,
         "object": "chat.completion",
         "created": call.created,
@@ -65,10 +74,10 @@ def chat_reply(context: ServerContext, body: ChatRequest, call: Call, whole: Req
         "system_fingerprint": context.service.fingerprint,
     }
     if body.prompt_logprobs is not None and whole.prompt_logprobs is not None:
-        reply["prompt_logprobs"] = prompt_logprobs(tokenizer, whole.prompt_logprobs)
+        whole_reply["prompt_logprobs"] = prompt_logprobs(tokenizer, whole.prompt_logprobs)
     if body.return_token_ids:
-        reply["prompt_token_ids"] = whole.prompt_token_ids
-    return reply
+        whole_reply["prompt_token_ids"] = whole.prompt_token_ids
+    return whole_reply
 
 
 def _logprobs(context: ServerContext, body: ChatRequest, token_ids: list[int], entries: Any) -> dict[str, Any] | None:
@@ -79,12 +88,13 @@ def _logprobs(context: ServerContext, body: ChatRequest, token_ids: list[int], e
 
 
 async def chat_events(
-    context: ServerContext, body: ChatRequest, call: Call, generation: Generation
+    context: ServerContext, body: ChatRequest, call: Call, format: ReplyFormat, generation: Generation
 ) -> AsyncGenerator[bytes, None]:
     """Per choice: the role, the echo if asked, what each step adds, the last with the finish reason; then the usage."""
     frame = {"id": call.id, "object": "chat.completion.chunk", "created": call.created, "model": call.model}
     (request,) = generation.requests
     count = UsageCount(generation.requests)
+    splitters = [format.splitter() for _ in range(request.params.n)]
 
     def chunk(choice: dict[str, Any], last: bool = False) -> bytes:
         value: dict[str, Any] = {**frame, "choices": [choice]}
@@ -95,7 +105,7 @@ async def chat_events(
         return event(value)
 
     def opening() -> bytes:
-        pieces = []
+        openings = []
         for index in range(request.params.n):
             delta = {"role": "assistant", "content": ""}
             choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -104,38 +114,46 @@ async def chat_events(
                 value["prompt_token_ids"] = list(request.prompt_token_ids)
             if body.continuous_usage:
                 value["usage"] = count.report()
-            pieces.append(event(value))
+            openings.append(event(value))
         if body.echo and (text := last_text(body.messages)):
             for index in range(request.params.n):
                 delta = {"content": text}
-                pieces.append(chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}))
-        return b"".join(pieces)
+                openings.append(chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}))
+        return b"".join(openings)
 
-    def piece(output: SequenceOutput) -> bytes:
-        choice: dict[str, Any] = {
-            "index": output.index,
-            "delta": {"content": output.text} if output.text or output.finish_reason is None else {},
-            "logprobs": _logprobs(context, body, output.token_ids, output.logprobs) if output.token_ids else None,
-            "finish_reason": output.finish_reason,
-        }
-        if body.return_token_ids:
-            choice["token_ids"] = output.token_ids
+    def pieces(output: SequenceOutput) -> Iterator[bytes]:
+        splitter = splitters[output.index]
+        told = splitter.feed(output.text)
         if output.finish_reason is not None:
-            choice["stop_reason"] = output.stop_reason
-            if request.used_seed is not None:
-                choice["seed"] = request.used_seed
-        return chunk(choice, last=output.finish_reason is not None)
+            told += splitter.finish()
+        # A step that shows nothing, such as one that completes part of a character, still has its logprobs and ids.
+        asked = bool(body.logprobs or body.return_token_ids)
+        deltas = [delta(one) for one in told] or ([{}] if asked or output.finish_reason is not None else [])
+        for position, content in enumerate(deltas):
+            last = output.finish_reason is not None and position == len(deltas) - 1
+            if not last and not asked and not body.continuous_usage and content.keys() == {"content"}:
+                yield plain_event(output.index, content["content"])
+                continue
+            choice: dict[str, Any] = {"index": output.index, "delta": content, "logprobs": None, "finish_reason": None}
+            if position == 0:
+                if output.token_ids:
+                    choice["logprobs"] = _logprobs(context, body, output.token_ids, output.logprobs)
+                if body.return_token_ids:
+                    choice["token_ids"] = output.token_ids
+            if last:
+                choice["finish_reason"] = finish_reason(output.finish_reason, splitter, body.tool_choice)
+                choice["stop_reason"] = output.stop_reason
+                if request.used_seed is not None:
+                    choice["seed"] = request.used_seed
+            yield chunk(choice, last)
 
-    more = body.logprobs or body.return_token_ids or body.continuous_usage
     plain: dict[int, TextEvents] = {}  # of choices that have begun
 
-    def piece_of(output: SequenceOutput) -> bytes:
-        if output.finish_reason is not None or more:
-            return piece(output)
-        if output.index not in plain:
-            choice = {"index": output.index, "delta": {"content": TEXT}, "logprobs": None, "finish_reason": None}
-            plain[output.index] = TextEvents({**frame, "choices": [choice]})
-        return plain[output.index].event(output.text)
+    def plain_event(index: int, text: str) -> bytes:
+        if index not in plain:
+            choice = {"index": index, "delta": {"content": TEXT}, "logprobs": None, "finish_reason": None}
+            plain[index] = TextEvents({**frame, "choices": [choice]})
+        return plain[index].event(text)
 
     begun = False
     async for position, outputs in generation.outputs():
@@ -143,9 +161,8 @@ async def chat_events(
         data = [] if begun else [opening()]
         begun = True
         count.add(position, outputs)
-        # A step that only completes part of a character brings nothing to show, unless logprobs or ids were asked for.
-        quiet = not (body.logprobs or body.return_token_ids)
-        data += [piece_of(one) for one in outputs if one.text or one.finish_reason is not None or not quiet]
+        for output in outputs:
+            data += pieces(output)
         if data:
             yield b"".join(data)
         raise_for_failure(failed)

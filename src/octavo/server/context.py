@@ -17,6 +17,7 @@ from octavo.server.body import BodyReader
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.service import Service
+from octavo.server.tools import Dialect
 from octavo.server.wire import WireModel
 
 logger = logging.getLogger("octavo.server")
@@ -47,6 +48,7 @@ class ServerContext:
     def __init__(self, service: Service, config: ServerConfig) -> None:
         self.service = service
         self.config = config
+        self.dialect = Dialect.of(service.tokenizer, config)
         self.reader = BodyReader(config.max_body_size)
         self.draining = False
         self._threads = ThreadPoolExecutor(TEXT_THREADS, "octavo-text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from octavo.engine.request import Request
@@ -13,7 +13,17 @@ from octavo.server.context import Call
 from octavo.server.errors import bad_request
 from octavo.server.service import Service
 from octavo.server.structured import constraint, renamed
+from octavo.server.tools import (
+    PROMPT_END_TOKENS,
+    Dialect,
+    check_tools,
+    chosen_tools,
+    is_enforced,
+    kept_tokens,
+    reply_format,
+)
 from octavo.server.wire import ChatFields, ChatRequest, CompletionRequest, SamplingFields
+from octavo.text.splitter import ReplyFormat
 
 SAMPLING_FIELDS = tuple(
     {entry.name for entry in fields(SamplingParams)} & SamplingFields.model_fields.keys() - {"structured_outputs"}
@@ -48,7 +58,10 @@ def completion_requests(service: Service, body: CompletionRequest, call: Call, m
     return [_admit(service, call, i, prompt, params, body) for i, prompt in enumerate(prompts)]
 
 
-def chat_request(service: Service, body: ChatRequest, call: Call, max_n: int) -> Request:
+def chat_request(
+    service: Service, dialect: Dialect, body: ChatRequest, call: Call, max_n: int
+) -> tuple[Request, ReplyFormat]:
+    """The request, and what its replies are made of."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens is None:
         # Chat runs to the end of the context unless told otherwise, by the model's generation config too.
@@ -58,8 +71,20 @@ def chat_request(service: Service, body: ChatRequest, call: Call, max_n: int) ->
     name, count = num_sequences(body, params)
     if count > max_n:
         raise bad_request(f"{name}={count} exceeds the limit of {max_n} sequences for one request (--max-n).", name)
+    tools = chosen_tools(body.tool_choice, check_tools(wire_tools(body) or []), dialect)
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
-    return _admit(service, call, 0, prompt, params, body)
+    format = reply_format(
+        dialect,
+        tools,
+        enforced=is_enforced(body.tool_choice),
+        parallel=body.parallel_tool_calls is not False,
+        include_reasoning=body.include_reasoning is not False,
+        prompt_end=service.tokenizer.decode(prompt.token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False),
+        continued=last_text(body.messages) if body.continue_final_message else "",
+    )
+    if kept := kept_tokens(service.tokenizer, format):
+        params = replace(params, kept_special_token_ids=kept)
+    return _admit(service, call, 0, prompt, params, body), format
 
 
 def sampling_params(service: Service, body: SamplingFields, **overrides: Any) -> SamplingParams:
@@ -155,13 +180,18 @@ def render_chat(service: Service, body: ChatFields, add_special: bool) -> list[i
         body.messages,
         add_generation_prompt=not continued if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continued,
-        tools=[tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None,
+        tools=wire_tools(body),
         chat_template_kwargs=body.template_kwargs,
     )
     if add_special:
         prefix = list(service.tokenizer.prefix_ids)
         ids = ids if ids[: len(prefix)] == prefix else prefix + ids
     return ids
+
+
+def wire_tools(body: ChatFields) -> list[dict[str, Any]] | None:
+    """The tools as the client sent them."""
+    return [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in body.tools] if body.tools else None
 
 
 def texts_in(messages: list[Any]) -> Iterator[str]:

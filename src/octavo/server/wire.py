@@ -41,6 +41,16 @@ Biases = Annotated[
 # `server/structured.py` checks these.
 Constraint = Annotated[Any, WithJsonSchema({"type": "object", "nullable": True})]
 Schema = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]})]
+NAMED_FUNCTION = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}},
+    },
+}
+ToolChoice = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, NAMED_FUNCTION, {"type": "null"}]})
+]
 Prompt = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, TOKEN_IDS, {"type": "array", "items": TOKEN_IDS}]}),
@@ -90,6 +100,8 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
     "lora_request": one_of(),
 }
 
+INSTEAD = {"functions": "tools", "function_call": "tool_choice"}  # the names that OpenAI replaced them by
+
 
 # What completions and chat take beyond other routes, which answer with one sequence and its text.
 REFUSED_ELSEWHERE: dict[str, Callable[[Any], bool]] = REFUSED | {
@@ -124,7 +136,8 @@ class WireModel(BaseModel):
         for name, value in (self.model_extra or {}).items():
             asks_nothing = self.refused.get(name)
             if asks_nothing is not None and not asks_nothing(value):
-                raise FieldError(name, f"{name} is not supported yet; leave it out.")
+                advice = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
+                raise FieldError(name, f"{name} is not supported{' yet' * (name not in INSTEAD)}; {advice}.")
         return self
 
 
@@ -232,9 +245,10 @@ class CompletionRequest(SamplingFields):
 
 
 class FunctionTool(WireModel):
-    name: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:/-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(WireModel):
@@ -269,8 +283,9 @@ class ChatRequest(ChatFields, SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    tool_choice: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     @model_validator(mode="after")
     def check_chat(self) -> ChatRequest:
@@ -278,8 +293,6 @@ class ChatRequest(ChatFields, SamplingFields):
             raise FieldError("top_logprobs", "top_logprobs needs logprobs=true.")
         if self.tool_choice not in (None, "none") and not self.tools:
             raise FieldError("tool_choice", "tool_choice needs tools.")
-        if self.tools and self.tool_choice != "none":
-            raise FieldError("tools", 'tools is not supported yet, except with tool_choice="none".')
         return self
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import jinja2
 
 from octavo.errors import RequestError
-from octavo.text.messages import Message, check_text, map_strings, normalise
+from octavo.text.messages import Message, check_text, json_arguments, map_strings, normalise
 from octavo.text.sandbox import compile_template, run_template
+from octavo.text.tool_calls.described import as_text, takes_tools, with_description
 
 # Unicode noncharacters: no text means anything by them, so they may stand for other characters.
 STAND_INS = [chr(c) for c in range(0xFDD2, 0xFDF0)] + [chr(0x10000 * p + 0xFFFE) for p in range(1, 15)]
@@ -20,6 +21,7 @@ INTERNAL_NAMES = frozenset(
 )
 
 Spans = Callable[[str], list[int]]
+CallsShape = Callable[[Message], Message]
 
 
 def control_spans(control_texts: Iterable[str]) -> Spans:
@@ -66,6 +68,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template is broken: {error}", "chat_template") from error
         self._wants_parts: bool | None = None
+        self._calls_shape: CallsShape | None = None
 
     def render(
         self,
@@ -90,7 +93,8 @@ class ChatTemplate:
             raise RequestError(
                 "add_generation_prompt and continue_final_message cannot both be true", "continue_final_message"
             )
-        request = _Request(normalise(messages), tools, variables or {})
+        chat, tools = self._with_tools(normalise(messages), tools)
+        request = _Request(chat, tools, variables or {})
         marks = request.unused_characters()
         mark = marks.pop()
         hidden = request.hide(spans, marks) if spans is not None else {}
@@ -100,7 +104,7 @@ class ChatTemplate:
                 raise RequestError("continue_final_message needs a last message of role assistant", "messages")
             chat[-1]["content"] += mark
         if self._takes_parts():
-            chat = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in chat]
+            chat = [m | {"content": [{"type": "text", "text": m["content"] or ""}]} for m in chat]
         text = self._run(
             {
                 **(special_tokens or {}),
@@ -124,6 +128,45 @@ class ChatTemplate:
         if "developer" in self.source:
             return messages
         return [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+
+    def _with_tools(
+        self, chat: list[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
+        """Tools, calls and results in a form that the template has words for."""
+        if "tool_calls" not in self.source:
+            chat = as_text(chat)
+        elif any("tool_calls" in message for message in chat):
+            shape = self._shape_of_calls()
+            chat = [shape(message) if "tool_calls" in message else message for message in chat]
+        if tools and not takes_tools(self.source):
+            return with_description(chat, tools), None
+        return chat, tools
+
+    def _shape_of_calls(self) -> CallsShape:
+        """How the template wants messages with calls (found by trying, once): arguments as objects or as their JSON
+        text, content that is not there as "" or as none. Objects and "" where nothing shows them."""
+        if self._calls_shape is None:
+            shapes: list[CallsShape] = [
+                lambda message: message,
+                lambda message: message | {"content": message["content"] or None},
+                json_arguments,
+                lambda message: json_arguments(message) | {"content": message["content"] or None},
+            ]
+            self._calls_shape = next((shape for shape in shapes if self._writes_calls(shape)), shapes[0])
+        return self._calls_shape
+
+    def _writes_calls(self, shape: CallsShape) -> bool:
+        function = {"name": "octavo", "arguments": {"probe": "octavo"}}
+        call = {"id": "abcdefghi", "type": "function", "function": function}
+        chat = [
+            {"role": "user", "content": "x"},
+            shape({"role": "assistant", "content": "", "tool_calls": [call]}),
+            {"role": "tool", "content": "x", "tool_call_id": "abcdefghi", "name": "octavo"},
+        ]
+        try:
+            return self._run({"messages": chat}).count("octavo") > 1
+        except RequestError:
+            return False
 
     def _takes_parts(self) -> bool:
         """Whether the template writes content only if it is a list of parts (found by trying, once)."""

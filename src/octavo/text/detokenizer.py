@@ -22,6 +22,7 @@ class Detokenizer:
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
+        kept_special_token_ids: Iterable[int] = (),
         min_tokens: int = 0,
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
@@ -33,7 +34,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stops = bool(stop)
         self._stop = StopMatcher(stop, include_stop_str_in_output)
-        self._skip = tokenizer.control_ids if skip_special_tokens else frozenset()
+        self._skip = tokenizer.control_ids.difference(kept_special_token_ids) if skip_special_tokens else frozenset()
         self._min_tokens = min_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._texts = tokenizer.whole_texts

@@ -69,6 +69,10 @@ def _message(message: Any, path: str) -> Message:
     # A null is as good as absent: templates test for a key by its name alone.
     checked: Message = {key: value for key, value in message.items() if key in KNOWN_KEYS and value is not None}
     checked["content"] = _content(message, role, path)
+    for ours, theirs in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
+        # Two names of one thing: clients send what they got, templates ask for theirs.
+        if isinstance(checked.get(ours), str):
+            checked.setdefault(theirs, checked[ours])
     if "tool_calls" in checked:
         checked["tool_calls"] = _tool_calls(checked["tool_calls"], f"{path}.tool_calls")
         if not checked["tool_calls"]:
@@ -125,8 +129,22 @@ def _tool_calls(calls: Any, path: str) -> list[Message]:
                 raise RequestError(f"{at}.arguments must be a JSON object in a string", f"{at}.arguments") from None
         if not isinstance(arguments, Mapping | None):
             raise RequestError(f"{at}.arguments must be an object, not {_kind(arguments)}", f"{at}.arguments")
-        checked.append({**call, "function": {**function, "arguments": dict(arguments or {})}})
+        function = map_strings({**function, "arguments": dict(arguments or {})}, lambda text, _: text, at)
+        checked.append({**call, "function": function})
     return checked
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def json_arguments(message: Message) -> Message:
+    """The message with the arguments of its calls as JSON text, which the templates of some models write as it is."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": as_json(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
 
 
 def _kind(value: Any) -> str:

@@ -1,0 +1,143 @@
+"""Tools and reasoning of a request: what is checked of them, and what its replies are made of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.config import ServerConfig
+from octavo.errors import RequestError
+from octavo.text import reasoning
+from octavo.text.reasoning import ReasoningFormat, is_open
+from octavo.text.splitter import ReplyFormat
+from octavo.text.tokenizer import Tokenizer
+from octavo.text.tool_calls import formats
+from octavo.text.tool_calls.described import takes_tools
+from octavo.text.tool_calls.formats import CallFormat
+from octavo.text.tool_calls.schema import check_parameters
+
+logger = logging.getLogger("octavo.server")
+
+Tools = Mapping[str, Mapping[str, Any]]  # name -> schema of the parameters
+
+# A template may write some white space after the marker that begins reasoning, but no text of its own.
+PROMPT_END_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the served model writes calls and reasoning: by the server's flags, else as its chat template has it."""
+
+    calls: CallFormat
+    reasoning: ReasoningFormat | None
+    auto_tool_choice: bool = True
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
+        template = tokenizer.chat_templates.get("tool_use") or tokenizer.chat_template or ""
+        name = config.tool_call_parser
+        if name == "auto":
+            name = formats.recognise(template)
+            if name == "generic" and takes_tools(template):
+                logger.warning(
+                    "The chat template takes tools, but how it writes calls is not known: they are read as bare JSON. "
+                    "Name the format with --tool-call-parser."
+                )
+        calls = formats.call_format(name, template)
+        thinking = None if config.reasoning_parser == "none" else reasoning.FORMATS.get(config.reasoning_parser)
+        if config.reasoning_parser == "auto":
+            thinking = reasoning.recognise(template)
+        return cls(calls, thinking, config.enable_auto_tool_choice)
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> Tools:
+    """The tools by name. RequestError: a name that comes twice, parameters that are no schema."""
+    checked: dict[str, Mapping[str, Any]] = {}
+    for i, tool in enumerate(tools):
+        function = tool["function"]
+        path = f"tools[{i}].function"
+        if function["name"] in checked:
+            raise RequestError(f"{path}.name {function['name']!r} is the name of an earlier tool.", f"{path}.name")
+        schema = function.get("parameters")
+        if schema is not None:
+            check_parameters(schema, f"{path}.parameters")
+        checked[function["name"]] = schema or {"type": "object"}
+    return checked
+
+
+def chosen_tools(tool_choice: Any, tools: Tools, dialect: Dialect) -> Tools:
+    """The tools that replies may call: none, all, or the one that is named. RequestError naming tool_choice."""
+    if tool_choice is None:
+        tool_choice = "auto" if tools else "none"
+    if tool_choice == "none":
+        return {}
+    if tool_choice == "auto":
+        if not dialect.auto_tool_choice:
+            raise RequestError(
+                'tool_choice "auto", which is the default with tools, is switched off on this server '
+                '(--no-enable-auto-tool-choice): use "none", "required" or a named function.',
+                "tool_choice",
+            )
+        return tools
+    if tool_choice == "required":
+        return tools
+    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function" or not isinstance(name, str):
+        raise RequestError(
+            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, got '
+            f"{tool_choice!r:.60}.",
+            "tool_choice",
+        )
+    if name not in tools:
+        raise RequestError(
+            f"tool_choice names {name!r:.60}, but tools has {', '.join(map(repr, tools))[:200]}.", "tool_choice"
+        )
+    return {name: tools[name]}
+
+
+def is_enforced(tool_choice: Any) -> bool:
+    """Whether a call has to be made."""
+    return tool_choice not in (None, "none", "auto")
+
+
+def reply_format(
+    dialect: Dialect,
+    tools: Tools,
+    *,
+    enforced: bool = False,
+    parallel: bool = True,
+    include_reasoning: bool = True,
+    prompt_end: str = "",
+    continued: str = "",
+) -> ReplyFormat:
+    """What replies are made of.
+
+    `tools` are those that may be called; `prompt_end` is the end of the prompt's text, control tokens included;
+    `continued` is the text of the assistant that the reply goes on from.
+    """
+    inside = dialect.reasoning is not None and (
+        prompt_end.rstrip().endswith(dialect.reasoning.begin) or is_open(continued, dialect.reasoning)
+    )
+    calls = dialect.calls
+    if enforced and calls.writing is None:
+        calls = formats.GENERIC  # a grammar writes JSON, whatever the model's own format is
+    return ReplyFormat(
+        dialect.reasoning,
+        inside,
+        include_reasoning,
+        calls if tools else None,
+        tools,
+        eager=enforced,
+        most_calls=None if parallel else 1,
+    )
+
+
+def kept_tokens(tokenizer: Tokenizer, format: ReplyFormat) -> list[int]:
+    """Markers that are control tokens, which a reply's text must keep for them to be found."""
+    texts = [*(format.calls.texts if format.calls else ())]
+    if format.reasoning is not None:
+        texts += [format.reasoning.begin, format.reasoning.end]
+    return [tokenizer.control_texts[text] for text in texts if text in tokenizer.control_texts]

@@ -1,0 +1,91 @@
+"""From the text of a reply to its content, its reasoning and its calls of tools, streamed and whole alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.text.events import CallArguments, CallBegin, Content, Event, Reasoning
+from octavo.text.reasoning import ReasoningFormat, ReasoningSplitter
+from octavo.text.tool_calls.formats import CallFormat
+from octavo.text.tool_calls.parser import CallParser
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """What the replies to one request are made of; each of them gets a splitter of its own."""
+
+    reasoning: ReasoningFormat | None = None
+    inside: bool = False  # the prompt ends within reasoning
+    include_reasoning: bool = True
+    calls: CallFormat | None = None
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> schema of its parameters
+    eager: bool = False  # a grammar makes the calls, see CallParser
+    most_calls: int | None = None
+
+    def splitter(self) -> ReplySplitter:
+        return ReplySplitter(self)
+
+
+class ReplySplitter:
+    """Pieces of a reply's text in, events out; what they add up to does not depend on the pieces."""
+
+    def __init__(self, format: ReplyFormat) -> None:
+        self._include_reasoning = format.include_reasoning
+        self._reasoning = ReasoningSplitter(format.reasoning, format.inside) if format.reasoning else None
+        self._calls: CallParser | None = None
+        if format.calls is not None:
+            self._calls = CallParser(format.calls, format.tools, eager=format.eager, most=format.most_calls)
+
+    @property
+    def has_called(self) -> bool:
+        return self._calls is not None and self._calls.num_calls > 0
+
+    def feed(self, text: str) -> list[Event]:
+        return self._further(self._reasoning.feed(text) if self._reasoning else [Content(text)])
+
+    def finish(self) -> list[Event]:
+        """What was held back; the reply has ended."""
+        told = self._further(self._reasoning.finish() if self._reasoning else [])
+        return told + (self._calls.finish() if self._calls else [])
+
+    def _further(self, events: list[Event]) -> list[Event]:
+        told: list[Event] = []
+        for event in events:
+            if isinstance(event, Content):
+                told += self._calls.feed(event.text) if self._calls else [event] if event.text else []
+            elif self._include_reasoning:
+                told.append(event)
+        return told
+
+
+@dataclass(slots=True)
+class Call:
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Reply:
+    """The events of a whole reply, added up."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Reply:
+        reply = cls()
+        for event in events:
+            match event:
+                case Content():
+                    reply.content += event.text
+                case Reasoning():
+                    reply.reasoning += event.text
+                case CallBegin():
+                    reply.calls.append(Call(event.id, event.name))
+                case CallArguments():
+                    reply.calls[event.index].arguments += event.text
+        return reply
