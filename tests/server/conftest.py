@@ -19,6 +19,8 @@ ENGINE_OPTIONS = {
     "template",
     "sampling_defaults",
     "takes_priority",
+    "texts",
+    "special",
 }
 
 

@@ -14,6 +14,7 @@ import httpx
 import pydantic
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from scripted import ScriptRunner
 from successor import CYCLE, TEMPLATE, SuccessorModel, SuccessorRunner, small_tokenizer
 
 from octavo.config import ServerConfig
@@ -88,11 +89,15 @@ def small_service(
     poison: str | None = None,
     template: str | None = TEMPLATE,
     takes_priority: bool = False,
+    texts: Sequence[str] | None = None,
+    special: Sequence[str] = (),
     **facts: Any,
 ) -> tuple[SmallService, SuccessorModel]:
-    tokenizer = small_tokenizer(folder, template)
+    tokenizer = small_tokenizer(folder, template, special)
     model = SuccessorModel(tokenizer)
     runner = SuccessorRunner(model, step_seconds, ord(poison) if poison else None)
+    if texts is not None:
+        runner = ScriptRunner(model, tokenizer, texts)
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=256,
@@ -280,8 +285,7 @@ def joined(stream: Iterable[dict[str, Any]]) -> dict[str, Any]:
                 whole["text"] = whole.get("text", "") + piece["text"]
             else:
                 message = whole.setdefault("message", {"role": None, "content": "", "refusal": None})
-                message["role"] = piece["delta"].get("role", message["role"])
-                message["content"] += piece["delta"].get("content", "")
+                add_delta(message, piece["delta"])
             if piece.get("logprobs") is not None:
                 whole["logprobs"] = whole["logprobs"] or {key: [] for key in piece["logprobs"]}
                 for key, values in piece["logprobs"].items():
@@ -293,4 +297,21 @@ def joined(stream: Iterable[dict[str, Any]]) -> dict[str, Any]:
             for key in ("stop_reason", "seed", "prompt_token_ids"):
                 if key in piece:
                     whole[key] = piece[key]
+    for whole in choices.values():
+        message = whole.get("message", {})
+        if not message.get("content", True) and len(message) > 3:
+            message["content"] = None  # as a whole reply says of a message that is only calls or reasoning
     return {**reply, "choices": [choices[index] for index in sorted(choices)]}
+
+
+def add_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    message["role"] = delta.get("role", message["role"])
+    for key in ("content", "reasoning", "reasoning_content"):
+        if key in delta:
+            message[key] = message.get(key, "") + delta[key]
+    for piece in delta.get("tool_calls", ()):
+        calls = message.setdefault("tool_calls", [])
+        if piece["index"] == len(calls):
+            calls.append({"id": piece["id"], "type": piece["type"], "function": {"name": piece["function"]["name"]}})
+        function = calls[piece["index"]]["function"]
+        function["arguments"] = function.get("arguments", "") + piece["function"]["arguments"]

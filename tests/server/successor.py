@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import time
+from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
@@ -46,8 +47,8 @@ def byte_chars() -> dict[int, str]:
     return {b: chr(b) for b in printable} | {b: chr(0x100 + k) for k, b in enumerate(others)}
 
 
-def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
-    """A byte-level BPE tokenizer of about 260 tokens."""
+def write_tokenizer(folder: Path, template: str | None = TEMPLATE, special: Iterable[str] = ()) -> Path:
+    """A byte-level BPE tokenizer of about 260 tokens, and some more control tokens."""
     chars = byte_chars()
     vocab = {chars[b]: b for b in range(256)}
     for merged in MERGES:
@@ -56,7 +57,7 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in SPECIAL])
+    backend.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in [*SPECIAL, *special]])
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|eos|>"} | ({"chat_template": template} if template else {})
@@ -64,8 +65,8 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
     return folder
 
 
-def small_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Tokenizer:
-    return tokenizer_from_folder(write_tokenizer(folder, template))
+def small_tokenizer(folder: Path, template: str | None = TEMPLATE, special: Iterable[str] = ()) -> Tokenizer:
+    return tokenizer_from_folder(write_tokenizer(folder, template, special))
 
 
 class SuccessorModel:

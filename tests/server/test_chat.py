@@ -182,11 +182,3 @@ def test_template_variables_cannot_replace_what_the_server_sets(world: World) ->
             route, messages=USER, max_tokens=1, return_token_ids=True, chat_template_kwargs=sneaky
         )
         assert status == 400 or plain == reply.get("prompt_token_ids", reply.get("tokens"))
-
-
-def test_tools_are_refused_unless_they_are_not_to_be_used(world: World) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    for choice in (None, "auto", "required"):
-        status, reply = world.raw(URL, messages=USER, tools=[tool], tool_choice=choice)
-        assert status == 400 and reply["error"]["param"] == "tools"
-    assert world.post(URL, messages=USER, tools=[tool], tool_choice="none", max_tokens=1)["choices"]

@@ -72,6 +72,8 @@ def chat_request(
     if count > max_n:
         raise bad_request(f"{name}={count} exceeds the limit of {max_n} sequences for one request (--max-n).", name)
     tools = chosen_tools(body.tool_choice, check_tools(wire_tools(body) or []), dialect)
+    if is_enforced(body.tool_choice):
+        raise bad_request('tool_choice can only be "none" or "auto" so far.', "tool_choice")
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
     format = reply_format(
         dialect,
