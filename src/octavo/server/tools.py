@@ -22,6 +22,8 @@ logger = logging.getLogger("octavo.server")
 
 Tools = Mapping[str, Mapping[str, Any]]  # name -> schema of the parameters
 
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
 # A template may write some white space after the marker that begins reasoning, but no text of its own.
 PROMPT_END_TOKENS = 16
 
@@ -63,7 +65,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> Tools:
         schema = function.get("parameters")
         if schema is not None:
             check_parameters(schema, f"{path}.parameters")
-        checked[function["name"]] = schema or {"type": "object"}
+        checked[function["name"]] = NO_PARAMETERS if schema is None else schema
     return checked
 
 

@@ -9,7 +9,11 @@ from typing import Any
 
 from octavo.text.reasoning import ReasoningFormat
 from octavo.text.tool_calls.formats import Writing
+from octavo.text.tool_calls.schema import LISTS, MAPPINGS, SCHEMAS
 
+PROSE = frozenset(("title", "description", "default", "examples", "example", "$comment", "deprecated", "x-guidance"))
+# What says of further properties, or combines with schemas that do.
+OPENING = frozenset(("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", *LISTS))
 # White space that a small model may write without end is written for it.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -50,6 +54,32 @@ def call_grammar(
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     for i, (name, schema) in enumerate(tools.items()):
         before = writing.name + name + writing.arguments
-        rules.append(f"call_{i}: {literal(before)} arguments_{i} {literal(writing.end)}")
-        rules.append(f"arguments_{i}: %json {json.dumps({'type': 'object', **schema, 'x-guidance': SPACING})}")
+        arguments = json.dumps({**enforced_schema(schema), "x-guidance": SPACING})
+        rules.append(f"call_{i}: {literal(before)} %json {arguments} {literal(writing.end)}")
     return "\n".join(rules) + "\n"
+
+
+def enforced_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What a grammar needs of a schema: without its prose, and with no properties but those that it names.
+
+    Others would fit many a schema, but no tool asks for them. Where schemas are combined (allOf), one may name what
+    another leaves open, and all is as it was given.
+    """
+    closed = '"allOf"' not in json.dumps(schema)
+
+    def essence(part: Any) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        kept: dict[str, Any] = {}
+        for key, value in part.items():
+            if key in LISTS:
+                kept[key] = [essence(one) for one in value]
+            elif key in MAPPINGS:
+                kept[key] = {name: essence(one) for name, one in value.items()}
+            elif key not in PROSE:
+                kept[key] = essence(value) if key in SCHEMAS else value
+        if closed and "properties" in kept and not kept.keys() & OPENING:
+            kept["additionalProperties"] = False
+        return kept
+
+    return {"type": "object", **essence(schema)}

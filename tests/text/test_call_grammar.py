@@ -1,0 +1,116 @@
+"""The grammar of forced calls: what it lets through is read back as calls that fit, and nothing else is let through."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from octavo.text.reasoning import MISTRAL, THINK
+from octavo.text.splitter import Reply, ReplyFormat
+from octavo.text.tool_calls.formats import FORMATS
+from octavo.text.tool_calls.grammar import call_grammar, enforced_schema
+
+llguidance = pytest.importorskip("llguidance")
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "pick": {
+        "type": "object",
+        "description": "x" * 1000,
+        "properties": {
+            "size": {"$ref": "#/$defs/size", "description": "how large"},
+            "description": {"type": "string", "pattern": "^[a-c]{1,3}$"},
+            "list": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["size", "description"],
+        "$defs": {"size": {"enum": ["small", 'la"rge', 3, None]}},
+    },
+    "now": {"type": "object", "properties": {}},
+}
+WRITTEN = [name for name in sorted(FORMATS) if FORMATS[name].writing]
+VOCABULARY = llguidance.LLTokenizer("byte")
+
+
+def sample(grammar: str, seed: int) -> str:
+    """What a model without a thought of its own writes: any of the bytes that are allowed."""
+    matcher = llguidance.LLMatcher(VOCABULARY, grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    chosen = random.Random(seed)
+    written = bytearray()
+    while not matcher.is_stopped() and len(written) < 5000:
+        mask = matcher.compute_bitmask()
+        allowed = [i for i in range(256) if mask[i // 8] >> (i % 8) & 1]
+        if matcher.is_accepting() and (not allowed or chosen.random() < 0.3):
+            break
+        written.append(chosen.choice(allowed))
+        assert matcher.consume_token(written[-1])
+    return written.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_whatever_it_lets_through_is_calls_that_fit(name: str, parallel: bool) -> None:
+    format = FORMATS[name]
+    assert format.writing is not None
+    grammar = call_grammar(TOOLS, format.writing, {}, parallel=parallel)
+    seen = set()
+    for seed in range(12):
+        text = sample(grammar, seed)
+        splitter = ReplyFormat(calls=format, tools=TOOLS, eager=True).splitter()
+        reply = Reply.of([event for char in text for event in splitter.feed(char)] + splitter.finish())
+        assert reply.content == "" and reply.calls and (parallel or len(reply.calls) == 1), text
+        for call in reply.calls:
+            arguments = json.loads(call.arguments)
+            jsonschema.validate(arguments, TOOLS[call.name])
+            assert arguments.keys() <= TOOLS[call.name]["properties"].keys()
+            seen.add(call.name)
+    assert seen == set(TOOLS)
+
+
+def follows(grammar: str, text: str) -> bool:
+    matcher = llguidance.LLMatcher(VOCABULARY, grammar)
+    tokens = list(text.encode())
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+def test_nothing_else_is_let_through() -> None:
+    writing = FORMATS["hermes"].writing
+    assert writing is not None
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    one, some = (call_grammar(TOOLS, writing, {}, parallel=parallel) for parallel in (False, True))
+    assert follows(one, call) and follows(some, call) and follows(some, f"{call}\n{call}")
+    for text in ("", "hello", call[:-1], call + "x", call.replace("now", "later"), f"{call}\n{call}"):
+        assert not follows(one, text)
+    assert not follows(one, call.replace("{}", '{"a": 1}'))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_reasoning_may_come_first(inside: bool) -> None:
+    writing = FORMATS["hermes"].writing
+    assert writing is not None
+    grammar = call_grammar(TOOLS, writing, {}, reasoning=THINK, inside=inside)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    begin = "" if inside else "<think>"
+    assert follows(grammar, f"{begin}\nany < thing </thin\n</think>\n\n{call}")
+    assert follows(grammar, call) is not inside
+    assert not follows(grammar, f"{begin}never ends {call}")
+
+
+def test_control_tokens_go_by_id() -> None:
+    ids = {"[TOOL_CALLS]": 260, "[ARGS]": 261, "[THINK]": 262, "[/THINK]": 263}
+    writing = FORMATS["mistral"].writing
+    assert writing is not None
+    grammar = call_grammar({"now": {}}, writing, ids, reasoning=MISTRAL)
+    assert all(f"<[{i}]>" in grammar for i in ids.values()) and not any(text in grammar for text in ids)
+
+
+def test_prose_is_left_out_of_a_schema_and_names_are_not() -> None:
+    schema = enforced_schema(TOOLS["pick"])
+    assert "description" not in schema and "description" in schema["properties"]
+    assert schema["properties"]["size"] == {"$ref": "#/$defs/size"} and schema["additionalProperties"] is False
+    open_ended = {"type": "object", "properties": {"a": {"allOf": [{"properties": {"b": {}}}]}}}
+    assert enforced_schema(open_ended) == open_ended
+    assert enforced_schema({}) == {"type": "object"}
