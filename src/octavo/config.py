@@ -28,14 +28,14 @@ LATER_QUANTIZATIONS = (
 )
 
 TOOL_CALL_PARSERS = (
-    "auto", "deepseek_v3", "deepseek_v31", "functiongemma", "generic", "glm45", "granite", "hermes", "hunyuan_a13b",
-    "jamba", "kimi_k2", "llama3_json", "llama4_json", "llama4_pythonic", "minimax_m2", "mistral", "olmo3",
-    "phi4_mini_json", "pythonic", "qwen3_coder", "qwen3_xml", "seed_oss", "xlam",
+    "auto", "deepseek_v3", "deepseek_v31", "functiongemma", "gemma4", "generic", "glm45", "glm47", "granite",
+    "granite-20b-fc", "granite4", "hermes", "hunyuan_a13b", "jamba", "kimi_k2", "lfm2", "llama3_json", "llama4_json",
+    "llama4_pythonic", "longcat", "minimax_m2", "mistral", "olmo3", "phi4_mini_json", "pythonic", "qwen3_coder",
+    "qwen3_xml", "seed_oss", "xlam",
 )  # fmt: skip
 LATER_TOOL_CALL_PARSERS = (
-    "apertus", "cohere_command3", "cohere_command4", "deepseek_v32", "deepseek_v4", "dots", "ernie45", "gemma4",
-    "gigachat3", "glm47", "granite-20b-fc", "granite4", "internlm", "kimi_k3", "lfm2", "longcat", "openai", "step3",
-    "step3p5",
+    "apertus", "cohere_command3", "cohere_command4", "deepseek_v32", "deepseek_v4", "dots", "ernie45", "gigachat3",
+    "internlm", "kimi_k3", "openai", "step3", "step3p5",
 )  # fmt: skip
 REASONING_PARSERS = (
     "auto", "none", "cohere_command3", "deepseek_r1", "deepseek_v3", "ernie45", "glm45", "holo2", "kimi_k2",

@@ -162,6 +162,21 @@ CASES = [
         "Ok.",
     ),
     Case("phi4_mini_json", 'functools[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}]', [PARIS]),
+    Case("phi4_mini_json", '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>', [NOW]),
+    Case(
+        "gemma4",
+        'Ok.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:2}<tool_call|><|tool_call>call:now{}<tool_call|>',
+        [PARIS, NOW],
+        "Ok.",
+    ),
+    Case(
+        "lfm2",
+        '<|tool_call_start|>[get_weather(city="Paris", days=2)]<|tool_call_end|>On it.',
+        [PARIS],
+        "On it.",
+    ),
+    Case("granite-20b-fc", '<function_call> {"name": "now", "arguments": {}}', [NOW]),
+    Case("longcat", '<longcat_tool_call>{"name": "now", "arguments": {}}</longcat_tool_call>', [NOW]),
     Case("jamba", '<tool_calls>[\n{"name": "now", "arguments": {}}\n]</tool_calls>', [NOW]),
     Case(
         "generic",

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from octavo.text.tool_calls.function_gemma import function_gemma
+from octavo.text.tool_calls.function_gemma import gemma_call
 from octavo.text.tool_calls.json_calls import json_calls
 from octavo.text.tool_calls.named_json import ALL, ALL_END, CALL, END, SEP, deepseek, kimi, mistral
 from octavo.text.tool_calls.pythonic import pythonic
@@ -90,19 +90,25 @@ PYTHONIC = CallFormat(
     {"[": pythonic(close="<|python_end|>")},
     inner=("<|python_end|>",),
 )
+GLM = CallFormat({"<tool_call>": glm}, inner=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"))
 
 FORMATS: dict[str, CallFormat] = {
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK,
-    "functiongemma": CallFormat({"<start_function_call>": function_gemma}, inner=("<end_function_call>", "<escape>")),
-    "generic": GENERIC,
-    "glm45": CallFormat(
-        {"<tool_call>": glm}, inner=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    "functiongemma": CallFormat(
+        {"<start_function_call>": gemma_call("<escape>", "<end_function_call>")},
+        inner=("<end_function_call>", "<escape>"),
     ),
+    "gemma4": CallFormat({"<|tool_call>": gemma_call('<|"|>', "<tool_call|>")}, inner=("<tool_call|>", '<|"|>')),
+    "generic": GENERIC,
+    "glm45": GLM,
+    "glm47": GLM,
     "granite": CallFormat(
         {"<|tool_call|>": BARE, "<tool_call>": BARE},
         writing=Writing('{"name": "', '", "arguments": ', "}", first="<|tool_call|>[", between=", ", last="]"),
     ),
+    "granite-20b-fc": CallFormat({"<function_call>": BARE}),
+    "granite4": HERMES,
     "hermes": HERMES,
     "hunyuan_a13b": CallFormat({"<tool_calls>": json_calls("</tool_calls>")}),
     "jamba": CallFormat({"<tool_calls>": json_calls("</tool_calls>")}),
@@ -115,16 +121,20 @@ FORMATS: dict[str, CallFormat] = {
             "<|tool_calls_section_end|>",
         ),
     ),
+    "lfm2": CallFormat({"<|tool_call_start|>": pythonic(close="<|tool_call_end|>")}, inner=("<|tool_call_end|>",)),
     "llama3_json": LLAMA_JSON,
     "llama4_json": LLAMA_JSON,
     "llama4_pythonic": PYTHONIC,
+    "longcat": CallFormat({"<longcat_tool_call>": json_calls("</longcat_tool_call>")}),
     "minimax_m2": CallFormat(
         {"<minimax:tool_call>": tagged("</minimax:tool_call>", ('<invoke name="', '">'), ('<parameter name="', '">'))},
         inner=("</minimax:tool_call>",),
     ),
     "mistral": MISTRAL,
     "olmo3": CallFormat({"<function_calls>": pythonic("", "</function_calls>")}, inner=("</function_calls>",)),
-    "phi4_mini_json": CallFormat({"functools": BARE}),
+    "phi4_mini_json": CallFormat(
+        {"functools": BARE, "<|tool_call|>": json_calls("<|/tool_call|>")}, inner=("<|/tool_call|>",)
+    ),
     "pythonic": PYTHONIC,
     "qwen3_coder": QWEN_TAGS,
     "qwen3_xml": QWEN_TAGS,
@@ -139,15 +149,19 @@ SIGNS = (
     ("<parameter=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
     ("<start_function_call>", "functiongemma"),
+    ("<|tool_call>", "gemma4"),
+    ("<|tool_list_start|>", "lfm2"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     (ALL, "deepseek_v31"),
     ("[TOOL_CALLS]", "mistral"),
     ("<function_calls>", "olmo3"),
     ("<|python_start|>", "llama4_pythonic"),
     ("<|tool_call|>", "granite"),
+    ("<longcat_tool_call>", "longcat"),
     ("<tool_calls>", "jamba"),
     ("<tool_call>", "hermes"),
     ("functools[", "phi4_mini_json"),
+    ("<|/tool|>", "phi4_mini_json"),
     ("[func_name", "pythonic"),
     ("<|python_tag|>", "llama3_json"),
 )

@@ -1,24 +1,27 @@
-"""Calls of FunctionGemma: call:NAME{key:<escape>text<escape>,other:1}."""
+"""Calls of FunctionGemma and Gemma 4: call:NAME{key:<escape>text<escape>,other:1}."""
 
 from __future__ import annotations
 
-from octavo.text.tool_calls.reader import MAX_DEPTH, MAX_NAME, WORDS, Malformed, Reader, Reading
+from octavo.text.tool_calls.reader import MAX_DEPTH, MAX_NAME, WORDS, Malformed, Read, Reader, Reading
 from octavo.text.tool_calls.values import json_text
 
-ESCAPE = "<escape>"
 KEY_END = ":{}[],<"
 
 
-def function_gemma(reader: Reader) -> Reading[None]:
-    """After <start_function_call>, up to <end_function_call>."""
-    yield from reader.space()
-    yield from reader.literal("call:")
-    draft = reader.begin()
-    reader.name((yield from key(reader)))
-    yield from items(reader, draft.arguments, 0)
-    reader.end()
-    if (yield from reader.space()):
-        yield from reader.literal("<end_function_call>")
+def gemma_call(escape: str, close: str) -> Read:
+    """After the marker, up to `close`; `escape`, which begins with "<", stands on both sides of a text."""
+
+    def read(reader: Reader) -> Reading[None]:
+        yield from reader.space()
+        yield from reader.literal("call:")
+        draft = reader.begin()
+        reader.name((yield from key(reader)))
+        yield from items(reader, draft.arguments, escape, 0)
+        reader.end()
+        if (yield from reader.space()):
+            yield from reader.literal(close)
+
+    return read
 
 
 def key(reader: Reader) -> Reading[str]:
@@ -30,7 +33,7 @@ def key(reader: Reader) -> Reading[str]:
     return text.strip()
 
 
-def items(reader: Reader, out: list[str], depth: int) -> Reading[None]:
+def items(reader: Reader, out: list[str], escape: str, depth: int) -> Reading[None]:
     """{key:value,...} or [value,...], written to `out` as JSON."""
     begin = yield from reader.take()
     end = {"{": "}", "[": "]"}.get(begin)
@@ -45,23 +48,20 @@ def items(reader: Reader, out: list[str], depth: int) -> Reading[None]:
             yield from reader.space()
         first = False
         if end == "}":
-            if reader.waiting == "<":
-                name = yield from escaped(reader)
-            else:
-                name = yield from key(reader)
+            name = (yield from escaped(reader, escape)) if reader.waiting == "<" else (yield from key(reader))
             out.append(json_text(name) + ": ")
             yield from reader.literal(":")
-        yield from value(reader, out, depth)
+        yield from value(reader, out, escape, depth)
     yield from reader.literal(end)
     out.append(end)
 
 
-def value(reader: Reader, out: list[str], depth: int) -> Reading[None]:
+def value(reader: Reader, out: list[str], escape: str, depth: int) -> Reading[None]:
     char = yield from reader.space()
     if char == "<":
-        out.append(json_text((yield from escaped(reader))))
+        out.append(json_text((yield from escaped(reader, escape))))
     elif char and char in "{[":
-        yield from items(reader, out, depth + 1)
+        yield from items(reader, out, escape, depth + 1)
     elif char in WORDS:
         yield from reader.literal(WORDS[char])
         out.append(WORDS[char])
@@ -69,6 +69,6 @@ def value(reader: Reader, out: list[str], depth: int) -> Reading[None]:
         out.append((yield from reader.number()))
 
 
-def escaped(reader: Reader) -> Reading[str]:
-    yield from reader.literal(ESCAPE)
-    return (yield from reader.until(ESCAPE))
+def escaped(reader: Reader, escape: str) -> Reading[str]:
+    yield from reader.literal(escape)
+    return (yield from reader.until(escape))
