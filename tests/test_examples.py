@@ -75,3 +75,12 @@ def test_structured_output(server: RealServer) -> None:
     assert re.search(r"^choice: (rain|sun)$", shown, re.MULTILINE)
     assert re.search(r"^regex: -?\d{1,2} (C|F)$", shown, re.MULTILINE)
     assert re.search(r"^grammar: It (rains|snows) in [A-Z][a-z]{1,15}\.$", shown, re.MULTILINE)
+
+
+def test_tool_calls(server: RealServer) -> None:
+    first, *_ = run("tool_calls.py", server.url + "/v1").splitlines()
+    name, _, rest = first.partition("(")
+    arguments, _, result = rest.rpartition(") = ")
+    assert (
+        name == "temperature" and {"Lima": "19", "Oslo": "-3", "Quito": "15"}[json.loads(arguments)["city"]] == result
+    )

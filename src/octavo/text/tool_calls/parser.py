@@ -15,8 +15,8 @@ from octavo.text.tool_calls.reader import Draft, Malformed, Read, Reader, Readin
 class CallParser:
     """Turns pieces of text into events. How the text was cut does not change what they add up to.
 
-    With `eager` a call is told from its name on, as it is written, which suits text that a grammar has made: it cannot
-    turn out to be malformed, only be cut short. `most` is how many calls are told; later ones are passed over.
+    With `eager` the text is what a grammar of calls has made. It cannot turn out to be malformed, only be cut short: a
+    call is told from its name on, as it is written, and what stands around calls is no content. `most` is how many calls are told; later ones are passed over.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class CallParser:
         self._say(self._content.feed(text))
 
     def _say(self, text: str) -> None:
-        if text:
+        if text and not self._eager:
             self._events.append(Content(text))
 
     def _told(self) -> list[Event]:

@@ -1,0 +1,125 @@
+"""Calls that have to be made, by a model of random weights: a grammar leaves it nothing else to write."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from real_server import RealServer
+from server_world import chunks, joined, wait_until
+from test_tools import TEMPLATE
+
+sys.path.append(str(Path(__file__).parents[1] / "model"))
+
+import tiny
+
+URL = "/v1/chat/completions"
+USER = [{"role": "user", "content": "Which?"}]
+PICK: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "size": {"$ref": "#/$defs/size"},
+        "count": {"type": "integer", "minimum": 1, "maximum": 20},
+        "deep": {
+            "type": "object",
+            "properties": {"flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
+        },
+    },
+    "required": ["size"],
+    "$defs": {"size": {"enum": ["small", "large"]}},
+}
+NOW: dict[str, Any] = {"type": "object", "properties": {}}
+SCHEMAS = {"pick": PICK, "now": NOW}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+TEMPLATES = {
+    "hermes": TEMPLATE,
+    "qwen3_coder": TEMPLATE.replace("<tool_call>", "<tool_call><function=f><parameter=p>"),
+    "generic": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+}
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    folder = tmp_path_factory.mktemp("forced")
+    model = tiny.write_checkpoint("llama", folder / "tiny")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    (folder / "template.jinja").write_text(TEMPLATES[request.param])
+    # Reasoning may come before a call, and a model of random weights never ends it.
+    options = ("--threads", "1", "--chat-template", str(folder / "template.jinja"), "--reasoning-parser", "none")
+    running = RealServer(folder / "log", str(model), *options)
+    yield running
+    assert running.close() == 0
+    assert "Traceback" not in running.log.read_text()
+
+
+def stream(server: RealServer, **body: Any) -> dict[str, Any]:
+    with server.client.stream("POST", URL, json={**body, "stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        return joined(chunks(response.iter_lines()))
+
+
+def calls_of(choice: dict[str, Any]) -> list[tuple[str, str]]:
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+    for name, arguments in calls:
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    return calls
+
+
+NAMED = {"type": "function", "function": {"name": "pick"}}
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
+def test_calls_fit_streamed_and_whole(server: RealServer, choice: Any, reason: str) -> None:
+    for seed in range(4):
+        body: dict[str, Any] = {
+            "messages": USER, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "seed": seed,
+            "temperature": 1.5, "max_tokens": 400,
+        }  # fmt: skip
+        whole, streamed = server.post(URL, **body)["choices"][0], stream(server, **body)["choices"][0]
+        (call,) = calls_of(whole)
+        assert calls_of(streamed) == [call] and (choice == "required" or call[0] == "pick")
+        assert whole["message"]["content"] is None and streamed["message"]["content"] is None
+        assert whole["finish_reason"] == streamed["finish_reason"] == reason
+
+
+def test_arguments_are_told_as_they_are_written(server: RealServer) -> None:
+    body = {"messages": USER, "tools": TOOLS, "tool_choice": NAMED, "parallel_tool_calls": False, "temperature": 0}
+    with server.client.stream("POST", URL, json={**body, "stream": True}) as response:
+        told = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in chunks(response.iter_lines())]
+    fragments = [calls[0]["function"]["arguments"] for calls in told if calls]
+    assert fragments[0] == "" and len(fragments) > 5
+
+
+def test_several_calls_may_be_made_and_may_be_cut(server: RealServer) -> None:
+    body = {"messages": USER, "tools": TOOLS, "tool_choice": "required", "temperature": 1.5, "seed": 3}
+    choice = server.post(URL, **body, max_tokens=12)["choices"][0]
+    assert choice["finish_reason"] == "length" and not choice["message"]["content"]
+    choices = server.post(URL, **body, max_tokens=300, n=2)["choices"]
+    assert all(choice["message"]["tool_calls"] for choice in choices)
+
+
+def test_by_the_official_client(server: RealServer) -> None:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY") as client:
+        arguments: Any = {"messages": USER, "tools": TOOLS, "tool_choice": NAMED, "parallel_tool_calls": False}
+        message = client.chat.completions.create(model=client.models.list().data[0].id, **arguments).choices[0].message
+    assert message.tool_calls is not None and message.tool_calls[0].function.name == "pick"
+
+
+@pytest.mark.parametrize("schema", [{"properties": {"a": {"type": "string", "pattern": "(?=x)"}}}, {"not": {}}])
+def test_what_cannot_be_enforced_is_refused(server: RealServer, schema: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    status, reply = server.raw(URL, messages=USER, tools=[tool], tool_choice="required")
+    assert status == 400 and reply["error"]["param"] == "tools", reply
+    assert server.raw(URL, messages=USER, tools=[tool], max_tokens=1)[0] == 200
+    status, reply = server.raw(
+        URL, messages=USER, tools=TOOLS, tool_choice="required", response_format={"type": "json_object"}
+    )
+    assert status == 400 and reply["error"]["param"] == "tool_choice"
+    wait_until(server.is_idle, 30)
