@@ -7,14 +7,13 @@ import random
 from typing import Any
 
 import jsonschema
+import llguidance
 import pytest
 
 from octavo.text.reasoning import MISTRAL, THINK
 from octavo.text.splitter import Reply, ReplyFormat
 from octavo.text.tool_calls.formats import FORMATS
 from octavo.text.tool_calls.grammar import call_grammar, enforced_schema
-
-llguidance = pytest.importorskip("llguidance")
 
 TOOLS: dict[str, dict[str, Any]] = {
     "pick": {

@@ -18,7 +18,8 @@ from octavo.server.tools import (
     Dialect,
     check_tools,
     chosen_tools,
-    is_enforced,
+    forced_calls,
+    is_forced,
     kept_tokens,
     reply_format,
 )
@@ -72,13 +73,18 @@ def chat_request(
     if count > max_n:
         raise bad_request(f"{name}={count} exceeds the limit of {max_n} sequences for one request (--max-n).", name)
     tools = chosen_tools(body.tool_choice, check_tools(wire_tools(body) or []), dialect)
-    if is_enforced(body.tool_choice):
-        raise bad_request('tool_choice can only be "none" or "auto" so far.', "tool_choice")
+    forced = is_forced(body.tool_choice)
+    if forced and params.structured_outputs is not None:
+        raise bad_request(
+            "tool_choice asks for a call, so that the reply cannot be what response_format or structured_outputs asks "
+            'for. Leave one of them out, or use tool_choice "auto".',
+            "tool_choice",
+        )
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
     format = reply_format(
         dialect,
         tools,
-        enforced=is_enforced(body.tool_choice),
+        forced=forced,
         parallel=body.parallel_tool_calls is not False,
         include_reasoning=body.include_reasoning is not False,
         prompt_end=service.tokenizer.decode(prompt.token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False),
@@ -86,7 +92,12 @@ def chat_request(
     )
     if kept := kept_tokens(service.tokenizer, format):
         params = replace(params, kept_special_token_ids=kept)
-    return _admit(service, call, 0, prompt, params, body), format
+    try:
+        if forced:
+            params = replace(params, structured_outputs=forced_calls(format, service.tokenizer.control_texts))
+        return _admit(service, call, 0, prompt, params, body), format
+    except RequestError as error:
+        raise (renamed(error, "tools") if forced else error) from None
 
 
 def sampling_params(service: Service, body: SamplingFields, **overrides: Any) -> SamplingParams:

@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.config import ServerConfig
 from octavo.errors import RequestError
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text import reasoning
 from octavo.text.reasoning import ReasoningFormat, is_open
 from octavo.text.splitter import ReplyFormat
@@ -16,6 +17,7 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.text.tool_calls import formats
 from octavo.text.tool_calls.described import takes_tools
 from octavo.text.tool_calls.formats import CallFormat
+from octavo.text.tool_calls.grammar import call_grammar
 from octavo.text.tool_calls.schema import check_parameters
 
 logger = logging.getLogger("octavo.server")
@@ -100,7 +102,7 @@ def chosen_tools(tool_choice: Any, tools: Tools, dialect: Dialect) -> Tools:
     return {name: tools[name]}
 
 
-def is_enforced(tool_choice: Any) -> bool:
+def is_forced(tool_choice: Any) -> bool:
     """Whether a call has to be made."""
     return tool_choice not in (None, "none", "auto")
 
@@ -109,7 +111,7 @@ def reply_format(
     dialect: Dialect,
     tools: Tools,
     *,
-    enforced: bool = False,
+    forced: bool = False,
     parallel: bool = True,
     include_reasoning: bool = True,
     prompt_end: str = "",
@@ -124,7 +126,7 @@ def reply_format(
         prompt_end.rstrip().endswith(dialect.reasoning.begin) or is_open(continued, dialect.reasoning)
     )
     calls = dialect.calls
-    if enforced and calls.writing is None:
+    if forced and calls.writing is None:
         calls = formats.GENERIC  # a grammar writes JSON, whatever the model's own format is
     return ReplyFormat(
         dialect.reasoning,
@@ -132,8 +134,23 @@ def reply_format(
         include_reasoning,
         calls if tools else None,
         tools,
-        eager=enforced,
+        eager=forced,
         most_calls=None if parallel else 1,
+    )
+
+
+def forced_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -> StructuredOutputsParams:
+    """The constraint on replies that have to call one of the format's tools."""
+    assert format.calls is not None and format.calls.writing is not None
+    return StructuredOutputsParams(
+        grammar=call_grammar(
+            format.tools,
+            format.calls.writing,
+            control_texts,
+            parallel=format.most_calls is None,
+            reasoning=format.reasoning,
+            inside=format.inside,
+        )
     )
 
 

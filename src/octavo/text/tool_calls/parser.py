@@ -16,7 +16,8 @@ class CallParser:
     """Turns pieces of text into events. How the text was cut does not change what they add up to.
 
     With `eager` the text is what a grammar of calls has made. It cannot turn out to be malformed, only be cut short: a
-    call is told from its name on, as it is written, and what stands around calls is no content. `most` is how many calls are told; later ones are passed over.
+    call is told from its name on, as it is written, and what stands around calls is no content. `most` is how many
+    calls are told; later ones are passed over.
     """
 
     def __init__(
