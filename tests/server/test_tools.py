@@ -300,6 +300,23 @@ BAD_TOOLS: list[tuple[str, Any]] = [
 ]
 
 
+def deep(value: Any, levels: int = 900) -> Any:
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("schema", [{"type": deep(5)}, {"default": deep(5)}, {"properties": {"a": {"enum": deep(5)}}}])
+def test_nesting_is_bounded_everywhere(tools_world: World, schema: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for choice in ("auto", "none", "required"):
+        status, reply = tools_world.raw(URL, messages=say(1), tools=[tool], tool_choice=choice)
+        assert status == 400 and reply["error"]["param"].startswith("tools"), reply
+    status, reply = tools_world.raw(URL, messages=say(1), tools=[NOW], tool_choice=deep(5))
+    assert status == 400 and reply["error"]["param"] == "tool_choice"
+    tools_world.probe()
+
+
 @pytest.mark.parametrize(("field", "body"), BAD_TOOLS, ids=range(len(BAD_TOOLS)))
 def test_faults_are_told_by_field_and_do_no_harm(tools_world: World, field: str, body: dict[str, Any]) -> None:
     for stream in (False, True):

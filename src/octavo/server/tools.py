@@ -18,7 +18,7 @@ from octavo.text.tool_calls import formats
 from octavo.text.tool_calls.described import takes_tools
 from octavo.text.tool_calls.formats import CallFormat
 from octavo.text.tool_calls.grammar import call_grammar
-from octavo.text.tool_calls.schema import check_parameters
+from octavo.text.tool_calls.schema import check_parameters, shown
 
 logger = logging.getLogger("octavo.server")
 
@@ -92,7 +92,7 @@ def chosen_tools(tool_choice: Any, tools: Tools, dialect: Dialect) -> Tools:
     if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function" or not isinstance(name, str):
         raise RequestError(
             'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, got '
-            f"{tool_choice!r:.60}.",
+            f"{shown(tool_choice)}.",
             "tool_choice",
         )
     if name not in tools:

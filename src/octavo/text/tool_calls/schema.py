@@ -23,7 +23,7 @@ OTHER_REGEX = re.compile(r"\\[pP]\{[^{}]*\}|\(\?<(?=[A-Za-z_])")
 def check_parameters(schema: Any, path: str) -> None:
     """RequestError naming what under `path` is no schema, or no schema of an object, which arguments always are."""
     if schema.get("type", "object") != "object":
-        raise _fault(f"{path}.type", f'must be "object", got {schema["type"]!r:.60}')
+        raise _fault(f"{path}.type", f'must be "object", got {shown(schema["type"])}')
     check_schema(schema, path)
 
 
@@ -31,7 +31,7 @@ def check_schema(schema: Any, path: str, depth: int = 0) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
-        raise _fault(path, f"must be a JSON schema, an object, got {schema!r:.60}")
+        raise _fault(path, f"must be a JSON schema, an object, got {shown(schema)}")
     if depth > MAX_DEPTH:
         raise _fault(path[:200], f"is nested deeper than {MAX_DEPTH} levels")
     for key, value in schema.items():
@@ -54,7 +54,7 @@ def _check_value(key: str, value: Any, at: str) -> None:
     if key == "type":
         given = value if isinstance(value, list) else [value]
         if not given or not all(isinstance(one, str) and one in TYPES for one in given):
-            raise _fault(at, f"must be one of {', '.join(TYPES)}, or a list of them, got {value!r:.60}")
+            raise _fault(at, f"must be one of {', '.join(TYPES)}, or a list of them, got {shown(value)}")
     elif key == "pattern":
         _check_regex(_require(value, str, at, "a regular expression"), at)
     elif key == "enum":
@@ -64,17 +64,17 @@ def _check_value(key: str, value: Any, at: str) -> None:
             raise _fault(at, "must be a list of names")
     elif key in COUNTS:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise _fault(at, f"must be a whole number from 0, got {value!r:.60}")
+            raise _fault(at, f"must be a whole number from 0, got {shown(value)}")
     elif key in NUMBERS:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _fault(at, f"must be a number, got {value!r:.60}")
+            raise _fault(at, f"must be a number, got {shown(value)}")
     elif key in TEXTS:
         _require(value, str, at, "a text")
 
 
 def _require(value: Any, kind: Any, at: str, what: str, not_empty: bool = False) -> Any:
     if not isinstance(value, kind) or (not_empty and not value):
-        raise _fault(at, f"must be {what}, got {value!r:.60}")
+        raise _fault(at, f"must be {what}, got {shown(value)}")
     return value
 
 
@@ -83,6 +83,14 @@ def _check_regex(pattern: str, at: str) -> None:
         re.compile(OTHER_REGEX.sub(lambda match: "x" if match[0][0] == "\\" else "(?P<", pattern))
     except (re.error, RecursionError, OverflowError) as error:
         raise _fault(at, f"is no regular expression: {error}") from None
+
+
+def shown(value: Any) -> str:
+    """The value as an error message quotes it: short, whatever the client sent."""
+    try:
+        return f"{value!r:.60}"
+    except RecursionError:
+        return "a value nested too deeply to show"
 
 
 def _fault(path: str, problem: str) -> RequestError:
