@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import signal
 import time
@@ -314,3 +315,23 @@ def test_signals_end_streams_with_an_error_past_the_timeout(tmp_path: Any) -> No
         assert "Traceback" not in server.log.read_text()
     finally:
         server.close()
+
+
+def test_the_smallest_model_calls_a_tool_when_it_has_to(server: RealServer) -> None:
+    """No word of its template is about tools: they are described, and a grammar holds it to what they take."""
+    city = {"type": "object", "properties": {"city": {"enum": ["Lima", "Oslo", "Quito"]}}, "required": ["city"]}
+    tool: Any = {"type": "function", "function": {"name": "temperature", "description": "In °C.", "parameters": city}}
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY", timeout=300) as client:
+        choice = client.chat.completions.create(
+            model="smol",
+            messages=[{"role": "user", "content": "Is it freezing in Oslo?"}],
+            tools=[tool],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=0,
+        ).choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert call.type == "function" and call.function.name == "temperature"
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+    probe(server)
