@@ -40,6 +40,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} 
 TEMPLATES = {
     "hermes": TEMPLATE,
     "qwen3_coder": TEMPLATE.replace("<tool_call>", "<tool_call><function=f><parameter=p>"),
+    "mistral": TEMPLATE.replace("<tool_call>", "[TOOL_CALLS][ARGS]"),
     "generic": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
 }
 
@@ -50,6 +51,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = tiny.write_checkpoint("llama", folder / "tiny")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    add_markers(model / "tokenizer.json")
     (folder / "template.jinja").write_text(TEMPLATES[request.param])
     # Reasoning may come before a call, and a model of random weights never ends it.
     options = ("--threads", "1", "--chat-template", str(folder / "template.jinja"), "--reasoning-parser", "none")
@@ -57,6 +59,18 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield running
     assert running.close() == 0
     assert "Traceback" not in running.log.read_text()
+
+
+MARKERS = {"[TOOL_CALLS]": tiny.BASE["vocab_size"] - 2, "[ARGS]": tiny.BASE["vocab_size"] - 1}
+
+
+def add_markers(path: Path) -> None:
+    """Control tokens in the place of tokens that only fill the vocabulary."""
+    value = json.loads(path.read_text())
+    for text, token_id in MARKERS.items():
+        del value["model"]["vocab"][f"filler{token_id}"]
+        value["added_tokens"].append({**value["added_tokens"][0], "id": token_id, "content": text})
+    path.write_text(json.dumps(value))
 
 
 def stream(server: RealServer, **body: Any) -> dict[str, Any]:
@@ -110,6 +124,28 @@ def test_by_the_official_client(server: RealServer) -> None:
         arguments: Any = {"messages": USER, "tools": TOOLS, "tool_choice": NAMED, "parallel_tool_calls": False}
         message = client.chat.completions.create(model=client.models.list().data[0].id, **arguments).choices[0].message
     assert message.tool_calls is not None and message.tool_calls[0].function.name == "pick"
+
+
+@pytest.mark.parametrize("server", ["mistral"], indirect=True)
+def test_strict_tools_hold_calls_that_need_not_be_made(server: RealServer) -> None:
+    """The marker is all but forced, and the rest is what a model of random weights makes of it."""
+    body: dict[str, Any] = {
+        "messages": USER, "parallel_tool_calls": False, "temperature": 1.5, "max_tokens": 200,
+        "logit_bias": {MARKERS["[TOOL_CALLS]"]: 100},
+    }  # fmt: skip
+    for strict in (True, False):
+        tools = [{"type": "function", "function": {"name": "pick", "parameters": PICK, "strict": strict}}]
+        for seed in range(3):
+            whole = server.post(URL, **body, tools=tools, seed=seed)["choices"][0]
+            streamed = stream(server, **body, tools=tools, seed=seed)["choices"][0]
+            assert whole["message"]["content"] == streamed["message"]["content"]
+            assert ("tool_calls" in whole["message"]) is ("tool_calls" in streamed["message"]) is strict
+            if strict:
+                assert calls_of(whole) == calls_of(streamed) and whole["message"]["content"] is None
+                assert whole["finish_reason"] == streamed["finish_reason"] == "tool_calls"
+    del body["logit_bias"]
+    free = server.post(URL, **body, tools=tools[:1], seed=1)["choices"][0]
+    assert free["message"]["content"] and free["finish_reason"] in ("length", "stop")
 
 
 @pytest.mark.parametrize("schema", [{"properties": {"a": {"type": "string", "pattern": "(?=x)"}}}, {"not": {}}])

@@ -39,7 +39,7 @@ WEATHER = {
             "properties": {"city": {"type": "string"}, "where": {"type": "object"}},
             "required": ["city"],
         },
-        "strict": True,
+        "strict": False,
     },
 }
 NOW = {"type": "function", "function": {"name": "now"}}

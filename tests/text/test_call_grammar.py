@@ -58,7 +58,7 @@ def test_whatever_it_lets_through_is_calls_that_fit(name: str, parallel: bool) -
     seen = set()
     for seed in range(12):
         text = sample(grammar, seed)
-        splitter = ReplyFormat(calls=format, tools=TOOLS, eager=True).splitter()
+        splitter = ReplyFormat(calls=format, tools=TOOLS, forced=True).splitter()
         reply = Reply.of([event for char in text for event in splitter.feed(char)] + splitter.finish())
         assert reply.content == "" and reply.calls and (parallel or len(reply.calls) == 1), text
         for call in reply.calls:
@@ -84,6 +84,22 @@ def test_nothing_else_is_let_through() -> None:
     for text in ("", "hello", call[:-1], call + "x", call.replace("now", "later"), f"{call}\n{call}"):
         assert not follows(one, text)
     assert not follows(one, call.replace("{}", '{"a": 1}'))
+
+
+def test_free_text_goes_up_to_the_marker() -> None:
+    writing = FORMATS["hermes"].writing
+    assert writing is not None
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for reasoning in (None, THINK):
+        grammar = call_grammar(TOOLS, writing, {}, marker="<tool_call>", reasoning=reasoning)
+        for text in ("", "<b>plain</b>", "a <tool_cal", call, f"so: {call}", f"so: {call}\n{call}"):
+            assert follows(grammar, text)
+        for text in ("a <tool_call>", "a <tool_call> b", call.replace("now", "later"), call.replace("{}", '{"a": 1}')):
+            assert not follows(grammar, text)
+        thought = "<think>never a <tool_call> </think>"
+        assert follows(grammar, thought) is follows(grammar, f"{thought}\n{call}") is (reasoning is not None)
+    grammar = call_grammar(TOOLS, writing, {}, marker="<tool_call>", reasoning=THINK, inside=True)
+    assert follows(grammar, f"a <tool_call> </think>so: {call}") and not follows(grammar, "a")
 
 
 @pytest.mark.parametrize("inside", [True, False])

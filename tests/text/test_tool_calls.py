@@ -65,7 +65,7 @@ def test_nor_do_several_cuts_or_an_early_end(data: st.DataObject) -> None:
     text = case.text[: data.draw(st.integers(0, len(case.text)))]
     places = data.draw(st.lists(st.integers(0, 10**4), max_size=12))
     eager = data.draw(st.booleans())
-    whole, pieces = read(case.format, [text], eager=eager), read(case.format, cut(text, places), eager=eager)
+    whole, pieces = read(case.format, [text], forced=eager), read(case.format, cut(text, places), forced=eager)
     assert said(whole) == said(pieces)
     for call in whole.calls[: -1 if eager else None]:
         json.loads(call.arguments)
@@ -139,10 +139,10 @@ def test_calls_beyond_the_most_are_passed_over() -> None:
 
 def test_eager_calls_are_told_as_they_come() -> None:
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
-    splitter = ReplyFormat(calls=FORMATS["hermes"], tools=TOOLS, eager=True).splitter()
+    splitter = ReplyFormat(calls=FORMATS["hermes"], tools=TOOLS, forced=True).splitter()
     counts = [sum(isinstance(event, CallArguments) for event in splitter.feed(char)) for char in text]
     assert sum(counts) > 20
-    cut_short = read("hermes", text[: text.index(', "days"')], eager=True)
+    cut_short = read("hermes", text[: text.index(', "days"')], forced=True)
     assert said(cut_short) == ("", [("get_weather", '{"city": "Paris"')])
 
 
@@ -157,7 +157,7 @@ alphabet = st.sampled_from(
 @given(name=st.sampled_from(ALL), pieces=st.lists(alphabet, max_size=40), eager=st.booleans())
 def test_no_text_raises_or_is_lost(name: str, pieces: list[str], eager: bool) -> None:
     text = "".join(pieces)
-    by_piece, by_char = read(name, pieces, eager=eager), read(name, text, eager=eager)
+    by_piece, by_char = read(name, pieces, forced=eager), read(name, text, forced=eager)
     assert said(by_piece) == said(by_char)
     if eager:
         assert by_char.content == ""
@@ -266,4 +266,4 @@ class TestFormats:
         calls = [("now", "{}"), ("get_weather", '{"city": "a"}'), ("now", "{}")]
         written = writing.between.join(f"{writing.name}{n}{writing.arguments}{a}{writing.end}" for n, a in calls)
         for eager in (False, True):
-            assert said(read(name, writing.first + written + writing.last, eager=eager)) == ("", calls)
+            assert said(read(name, writing.first + written + writing.last, forced=eager)) == ("", calls)

@@ -18,7 +18,7 @@ from octavo.server.tools import (
     Dialect,
     check_tools,
     chosen_tools,
-    forced_calls,
+    constraint_of_calls,
     is_forced,
     kept_tokens,
     reply_format,
@@ -85,6 +85,8 @@ def chat_request(
         dialect,
         tools,
         forced=forced,
+        # A reply that has to be something else makes no calls.
+        strict=strict_tools(body) if params.structured_outputs is None else (),
         parallel=body.parallel_tool_calls is not False,
         include_reasoning=body.include_reasoning is not False,
         prompt_end=service.tokenizer.decode(prompt.token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False),
@@ -92,12 +94,13 @@ def chat_request(
     )
     if kept := kept_tokens(service.tokenizer, format):
         params = replace(params, kept_special_token_ids=kept)
-    try:
-        if forced:
-            params = replace(params, structured_outputs=forced_calls(format, service.tokenizer.control_texts))
+    if not format.eager:
         return _admit(service, call, 0, prompt, params, body), format
+    try:
+        calls = constraint_of_calls(format, service.tokenizer.control_texts)
+        return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format
     except RequestError as error:
-        raise (renamed(error, "tools") if forced else error) from None
+        raise renamed(error, "tools") from None
 
 
 def sampling_params(service: Service, body: SamplingFields, **overrides: Any) -> SamplingParams:
@@ -205,6 +208,10 @@ def render_chat(service: Service, body: ChatFields, add_special: bool) -> list[i
 def wire_tools(body: ChatFields) -> list[dict[str, Any]] | None:
     """The tools as the client sent them."""
     return [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in body.tools] if body.tools else None
+
+
+def strict_tools(body: ChatFields) -> list[str]:
+    return [tool.function.name for tool in body.tools or () if tool.function.strict]
 
 
 def texts_in(messages: list[Any]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,7 @@ def reply_format(
     tools: Tools,
     *,
     forced: bool = False,
+    strict: Iterable[str] = (),
     parallel: bool = True,
     include_reasoning: bool = True,
     prompt_end: str = "",
@@ -119,8 +120,10 @@ def reply_format(
 ) -> ReplyFormat:
     """What replies are made of.
 
-    `tools` are those that may be called; `prompt_end` is the end of the prompt's text, control tokens included;
-    `continued` is the text of the assistant that the reply goes on from.
+    `tools` are those that may be called, or have to be (`forced`). Calls of those in `strict` are held to their schemas
+    also where they need not be made, as far as the format has a marker that tells where calls begin. `prompt_end` is
+    the end of the prompt's text, control tokens included; `continued` is the text of the assistant that the reply goes
+    on from.
     """
     inside = dialect.reasoning is not None and (
         prompt_end.rstrip().endswith(dialect.reasoning.begin) or is_open(continued, dialect.reasoning)
@@ -134,19 +137,24 @@ def reply_format(
         include_reasoning,
         calls if tools else None,
         tools,
-        eager=forced,
-        most_calls=None if parallel else 1,
+        forced,
+        frozenset(strict) & tools.keys() if calls.first_marker is not None and not forced else frozenset(),
+        None if parallel else 1,
     )
 
 
-def forced_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -> StructuredOutputsParams:
-    """The constraint on replies that have to call one of the format's tools."""
+def constraint_of_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -> StructuredOutputsParams | None:
+    """The grammar of the replies, where calls have to be made, or to be strict if they are made."""
+    if not format.eager:
+        return None
     assert format.calls is not None and format.calls.writing is not None
+    any_object = {"type": "object"}
     return StructuredOutputsParams(
         grammar=call_grammar(
-            format.tools,
+            {n: s if format.forced or n in format.strict else any_object for n, s in format.tools.items()},
             format.calls.writing,
             control_texts,
+            marker=None if format.forced else format.calls.first_marker,
             parallel=format.most_calls is None,
             reasoning=format.reasoning,
             inside=format.inside,

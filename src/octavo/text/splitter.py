@@ -21,8 +21,14 @@ class ReplyFormat:
     include_reasoning: bool = True
     calls: CallFormat | None = None
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> schema of its parameters
-    eager: bool = False  # a grammar makes the calls, see CallParser
+    forced: bool = False  # a grammar makes calls, and nothing else but reasoning
+    strict: frozenset[str] = frozenset()  # tools whose calls, if they are made, a grammar makes
     most_calls: int | None = None
+
+    @property
+    def eager(self) -> bool:
+        """Whether a grammar makes all calls, see CallParser."""
+        return self.forced or bool(self.strict)
 
     def splitter(self) -> ReplySplitter:
         return ReplySplitter(self)
@@ -36,7 +42,9 @@ class ReplySplitter:
         self._reasoning = ReasoningSplitter(format.reasoning, format.inside) if format.reasoning else None
         self._calls: CallParser | None = None
         if format.calls is not None:
-            self._calls = CallParser(format.calls, format.tools, eager=format.eager, most=format.most_calls)
+            self._calls = CallParser(
+                format.calls, format.tools, eager=format.eager, only_calls=format.forced, most=format.most_calls
+            )
 
     @property
     def has_called(self) -> bool:

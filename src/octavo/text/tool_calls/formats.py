@@ -48,6 +48,12 @@ class CallFormat:
     inner: tuple[str, ...] = ()  # further markers, within calls, that may be control tokens
 
     @property
+    def first_marker(self) -> str | None:
+        """What every reply that calls tools begins its calls with, as a grammar writes them."""
+        begin = self.writing.first + self.writing.name if self.writing is not None else ""
+        return next((marker for marker in self.markers if begin.startswith(marker)), None)
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """Every marker that may be a control token, which the text of a reply has to keep."""
         return (*self.markers, *self.inner)

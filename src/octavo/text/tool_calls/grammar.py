@@ -1,4 +1,4 @@
-"""The grammar of a reply that has to call tools, in Lark as llguidance reads it."""
+"""The grammar of a reply that calls tools, in Lark as llguidance reads it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ def call_grammar(
     writing: Writing,
     control_texts: Mapping[str, int],
     *,
+    marker: str | None = None,
     parallel: bool = True,
     reasoning: ReasoningFormat | None = None,
     inside: bool = False,
 ) -> str:
     """One call of any of `tools` (or several, if `parallel`), with arguments that fit its schema.
 
+    With `marker`, the first of the writing, calls need not be made: all before it is free text, and so may all be.
     `control_texts` are the control tokens, which a grammar has to name by id. With `reasoning` the reply may reason
     before; `inside` says that the prompt has begun to.
     """
@@ -39,23 +41,30 @@ def call_grammar(
         written = [f"<[{control_texts[p]}]>" if p in control_texts else json.dumps(p) for p in parts if p]
         return " ".join(written) or '""'
 
-    more = f" ({literal(writing.between)} call)*" if parallel else ""
-    rules = [f"calls: {literal(writing.first)} call{more} {literal(writing.last)}"]
+    def until(rule: str, end: str) -> str:
+        """A rule for free text up to `end`, which a text cannot go past."""
+        return f"{rule}: TEXT {literal(end)}" if end in control_texts else f"{rule}[lazy]: TEXT {literal(end)}"
+
+    begin = (writing.first + writing.name).removeprefix(marker or "")
+    more = f" ({literal(writing.between + writing.name)} call)*" if parallel else ""
+    rules = [r"TEXT: /(.|\n)*/", f"calls: {literal(begin)} call{more} {literal(writing.last)}"]
+    reply = "calls"
+    if marker is not None:
+        rules.append(until("trigger", marker))
+        reply = "(trigger calls | TEXT)"
     if reasoning is None:
-        rules.append("start: calls")
+        rules.append(f"start: {reply}")
     else:
-        end = reasoning.end
-        if end in control_texts:
-            rules.append(f"thinking: /(?s:.*)/ {literal(end)}")
-        else:
-            rules.append(f"thinking[suffix={json.dumps(end)}]: /(?s:.*)/")
-        rules.append("space: /[ \\n]{0,4}/")
-        rules.append(f"start: {'thinking' if inside else f'({literal(reasoning.begin)} thinking)?'} space calls")
+        rules.append(until("thinking", reasoning.end))
+        # Lazy, or a reply that begins so would be taken for free text to its end.
+        special = reasoning.begin in control_texts
+        rules.append(f"think{'' if special else '[lazy]'}: {literal(reasoning.begin)}")
+        space = "" if marker is not None else "/[ \\n]{0,4}/ "
+        rules.append(f"start: {'thinking' if inside else '(think thinking)?'} {space}{reply}")
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     for i, (name, schema) in enumerate(tools.items()):
-        before = writing.name + name + writing.arguments
         arguments = json.dumps({**enforced_schema(schema), "x-guidance": SPACING})
-        rules.append(f"call_{i}: {literal(before)} %json {arguments} {literal(writing.end)}")
+        rules.append(f"call_{i}: {literal(name + writing.arguments)} %json {arguments} {literal(writing.end)}")
     return "\n".join(rules) + "\n"
 
 

@@ -15,9 +15,9 @@ from octavo.text.tool_calls.reader import Draft, Malformed, Read, Reader, Readin
 class CallParser:
     """Turns pieces of text into events. How the text was cut does not change what they add up to.
 
-    With `eager` the text is what a grammar of calls has made. It cannot turn out to be malformed, only be cut short: a
-    call is told from its name on, as it is written, and what stands around calls is no content. `most` is how many
-    calls are told; later ones are passed over.
+    With `eager` a call is told from its name on, as it is written, which suits what a grammar makes: it cannot turn out
+    to be malformed, only be cut short. With `only_calls` the grammar makes nothing else, so that what stands around
+    calls is no content. `most` is how many calls are told; later ones are passed over.
     """
 
     def __init__(
@@ -26,12 +26,14 @@ class CallParser:
         tools: Mapping[str, Mapping[str, Any]],
         *,
         eager: bool = False,
+        only_calls: bool = False,
         most: int | None = None,
     ) -> None:
         self.num_calls = 0
         self._format = format
         self._tools = tools
         self._eager = eager
+        self._only_calls = only_calls
         self._most = most
         self._search = MarkerSearch(format.markers) if format.markers else None
         self._begun = not format.bare  # whether the reply's first character has come
@@ -148,7 +150,7 @@ class CallParser:
         self._say(self._content.feed(text))
 
     def _say(self, text: str) -> None:
-        if text and not self._eager:
+        if text and not self._only_calls:
             self._events.append(Content(text))
 
     def _told(self) -> list[Event]:
