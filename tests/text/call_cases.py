@@ -169,6 +169,7 @@ CASES = [
         [PARIS, NOW],
         "Ok.",
     ),
+    Case("gemma4", '<|tool_call>call:get_weather{city:"Paris", days:2}<tool_call|>', [PARIS]),
     Case(
         "lfm2",
         '<|tool_call_start|>[get_weather(city="Paris", days=2)]<|tool_call_end|>On it.',

@@ -157,6 +157,7 @@ SIGNS = (
     ("<start_function_call>", "functiongemma"),
     ("<|tool_call>", "gemma4"),
     ("<|tool_list_start|>", "lfm2"),
+    ("<|tool_call_start|>", "lfm2"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     (ALL, "deepseek_v31"),
     ("[TOOL_CALLS]", "mistral"),

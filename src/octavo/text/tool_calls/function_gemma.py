@@ -60,6 +60,8 @@ def value(reader: Reader, out: list[str], escape: str, depth: int) -> Reading[No
     char = yield from reader.space()
     if char == "<":
         out.append(json_text((yield from escaped(reader, escape))))
+    elif char == '"':
+        yield from reader.json_string(out)
     elif char and char in "{[":
         yield from items(reader, out, escape, depth + 1)
     elif char in WORDS:
