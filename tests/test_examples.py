@@ -81,6 +81,5 @@ def test_tool_calls(server: RealServer) -> None:
     first, *_ = run("tool_calls.py", server.url + "/v1").splitlines()
     name, _, rest = first.partition("(")
     arguments, _, result = rest.rpartition(") = ")
-    assert (
-        name == "temperature" and {"Lima": "19", "Oslo": "-3", "Quito": "15"}[json.loads(arguments)["city"]] == result
-    )
+    assert name == "temperature"
+    assert result == {"Lima": "19", "Oslo": "-3", "Quito": "15"}[json.loads(arguments)["city"]]
