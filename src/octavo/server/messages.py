@@ -30,7 +30,7 @@ def router(context: ServerContext) -> APIRouter:
         """Answers a conversation in Anthropic's shapes. With stream=true the reply is a stream of named events."""
         body = await context.reader.read(http, MessagesRequest)
         call = context.call("msg", body.model, tenant_of(http), "_")
-        request = await context.off_loop(body, message_request, context.service, body, call)
+        request = await context.off_loop(body, message_request, context, body, call)
         generation = context.start([request])
         if body.stream:
             events = message_events(call, body, generation)
@@ -52,10 +52,11 @@ def router(context: ServerContext) -> APIRouter:
     return routes
 
 
-def message_request(service: Service, body: MessagesRequest, call: Call) -> EngineRequest:
+def message_request(context: ServerContext, body: MessagesRequest, call: Call) -> EngineRequest:
     with renamed({"stop": "stop_sequences"}):
         chat = body.chat(stop=body.stop_sequences, max_tokens=body.max_tokens)
-        return chat_request(service, chat, call, max_n=1)
+        request, _ = chat_request(context.service, context.dialect, chat, call, max_n=1)
+    return request
 
 
 def message(call: Call, request: EngineRequest) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def router(context: ServerContext) -> APIRouter:
         """Answers a text or a conversation. With stream=true the reply is a stream of numbered, typed events."""
         body = await context.reader.read(http, ResponsesRequest)
         call = context.call("resp", body.model, tenant_of(http), "_")
-        request = await context.off_loop(body, response_request, context.service, body, call)
+        request = await context.off_loop(body, response_request, context, body, call)
         generation = context.start([request])
         reply = Reply(context.service, body, call, request)
         if body.stream:
@@ -57,9 +57,10 @@ def router(context: ServerContext) -> APIRouter:
     return routes
 
 
-def response_request(service: Service, body: ResponsesRequest, call: Call) -> EngineRequest:
+def response_request(context: ServerContext, body: ResponsesRequest, call: Call) -> EngineRequest:
     with renamed(CHAT_NAMES):
-        return chat_request(service, body.chat(), call, max_n=1)
+        request, _ = chat_request(context.service, context.dialect, body.chat(), call, max_n=1)
+    return request
 
 
 class Reply:
