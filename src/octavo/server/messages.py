@@ -18,7 +18,6 @@ from octavo.server.errors import ApiError, anthropic_error_object, renamed
 from octavo.server.generation import Generation, raise_for_failure, split_failures
 from octavo.server.messages_wire import CountTokensRequest, MessagesRequest
 from octavo.server.reply import json_reply, stream_reply
-from octavo.server.service import Service
 from octavo.server.streaming import event, unless_client_leaves
 
 

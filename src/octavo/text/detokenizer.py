@@ -1,7 +1,7 @@
 """Incremental detokenisation: one object per sequence turns its output ids into text, in linear time."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from octavo.text.stop import StopMatcher
 from octavo.text.tokenizer import Tokenizer
