@@ -181,12 +181,18 @@ def read_stream(url: str, body: dict[str, Any], lines: list[str]) -> None:
         lines.extend(line for line in response.iter_lines() if line)
 
 
+def wait_for_a_line(lines: list[str]) -> None:
+    deadline = time.monotonic() + 30
+    while not lines and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def test_a_busy_server_lets_streams_finish(tmp_path: Path) -> None:
     with process(tmp_path, "--step-seconds", "0.01") as (running, url):
         lines: list[str] = []
         reader = threading.Thread(target=read_stream, args=(url, {"prompt": "a", "max_tokens": 100}, lines))
         reader.start()
-        time.sleep(0.4)
+        wait_for_a_line(lines)
         running.send_signal(signal.SIGTERM)
         reader.join()
         assert ended(running)[0] == 0
@@ -198,7 +204,7 @@ def test_past_the_timeout_streams_end_with_an_error_event(tmp_path: Path) -> Non
         lines: list[str] = []
         reader = threading.Thread(target=read_stream, args=(url, {"prompt": "a", "max_tokens": 900}, lines))
         reader.start()
-        time.sleep(0.4)
+        wait_for_a_line(lines)
         running.send_signal(signal.SIGTERM)
         reader.join()
         status, output = ended(running)
