@@ -13,7 +13,7 @@ from octavo import LLM, SamplingParams, StructuredOutputsParams
 
 COUNT = 300
 TEMPERATURES = (0.5, 0.8, 1.0, 1.5)
-MAX_TOKENS = 320
+MAX_TOKENS = 240
 LEAST_FINISHED = 0.95
 
 

@@ -88,7 +88,9 @@ class Maker:
 
     def number(self, depth: int) -> Schema:
         low = self.random.randint(-50, 50) / 4
-        return {"type": "number", "exclusiveMinimum": low, "maximum": low + self.random.randint(8, 48) / 8}
+        bounds = {"exclusiveMinimum": low, "maximum": low + self.random.randint(8, 48) / 8}
+        # Without the multiple a model that has begun a row of digits may never end it.
+        return {"type": "number", "multipleOf": 0.125, **bounds}
 
     def multiple(self, depth: int) -> Schema:
         return {"type": "integer", "multipleOf": self.random.choice([3, 5, 7, 100]), "minimum": 0, "maximum": 2000}
@@ -129,9 +131,8 @@ class Maker:
         return {"$defs": {"shared": self.some(depth - 1)}, **schema, "additionalProperties": False}
 
     def recursive(self, depth: int) -> Schema:
-        properties = {"v": self.some(0), "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}
-        node = {"type": "object", "properties": properties, "required": ["v"], "additionalProperties": False}
-        return {"$defs": {"node": node}, "$ref": "#/$defs/node"}
+        below = {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 2}
+        return {"$defs": {"tree": {"anyOf": [self.some(0), below]}}, "$ref": "#/$defs/tree"}
 
     def map(self, depth: int) -> Schema:
         return {"type": "object", "additionalProperties": self.some(0), "maxProperties": self.random.randint(0, 2)}
@@ -158,6 +159,7 @@ def fault(schema: Schema, text: str) -> str:
         value = json.loads(text, parse_constant=no_constant, parse_float=Decimal)
     except ValueError as error:
         return f"no JSON: {error}"
-    validator = jsonschema.Draft202012Validator(schema, format_checker=CHECKER)
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    validator = jsonschema.Draft202012Validator(exact, format_checker=CHECKER)
     first = next(validator.iter_errors(value), None)
     return "" if first is None else first.message
