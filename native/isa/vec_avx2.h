@@ -80,19 +80,4 @@ static inline float reduce_max(vf a) {
     return _mm_cvtss_f32(x);
 }
 
-// W pairs of 16-bit floats: lane i holds (p[2i], p[2i+1]); the even and the odd elements as float32.
-static inline void split_bf16(const bf16* p, vf& even, vf& odd) {
-    __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-    odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
-}
-static inline void split_f16(const f16* p, vf& even, vf& odd) {
-    const __m256i order =
-        _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-    __m256i sorted = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), order);
-    sorted = _mm256_permute4x64_epi64(sorted, 0xd8);  // even halves together, odd halves together
-    even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted));
-    odd = _mm256_cvtph_ps(_mm256_extracti128_si256(sorted, 1));
-}
-
 }  // namespace octavo::ISA

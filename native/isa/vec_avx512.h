@@ -77,16 +77,4 @@ static inline float reduce_max(vf a) {
     return _mm_cvtss_f32(y);
 }
 
-// W pairs of 16-bit floats: lane i holds (p[2i], p[2i+1]); the even and the odd elements as float32.
-static inline void split_bf16(const bf16* p, vf& even, vf& odd) {
-    __m512i pairs = _mm512_loadu_si512(p);
-    even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-    odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-}
-static inline void split_f16(const f16* p, vf& even, vf& odd) {
-    __m512i pairs = _mm512_loadu_si512(p);
-    even = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs));
-    odd = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)));
-}
-
 }  // namespace octavo::ISA

@@ -89,20 +89,6 @@ static inline float reduce_max(vf a) {
     return a[0];
 }
 
-// W pairs of bf16: lane i holds (p[2i], p[2i+1]). split() gives the even and the odd elements as float32.
-static inline void split_bf16(const bf16* p, vf& even, vf& odd) {
-    vu pairs;
-    std::memcpy(&pairs, p, sizeof pairs);
-    even = (vf)(pairs << 16);
-    odd = (vf)(pairs & 0xffff0000u);
-}
-__attribute__((noinline)) static void split_f16(const f16* p, vf& even, vf& odd) {
-    for (int i = 0; i < W; ++i) {
-        even[i] = f16_to_f32(p[2 * i]);
-        odd[i] = f16_to_f32(p[2 * i + 1]);
-    }
-}
-
 #undef OCTAVO_LANES
 
 }  // namespace octavo::ISA
