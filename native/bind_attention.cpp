@@ -13,8 +13,6 @@ namespace {
 using Floats = Array2<const float>;
 using Out = nb::ndarray<nb::numpy, float>;
 
-const char* name_of(CacheType type) { return type == CacheType::f32 ? "f32" : type == CacheType::f16 ? "f16" : "bf16"; }
-
 Out new_floats(std::vector<size_t> shape, float fill) {
     size_t size = 1;
     for (size_t extent : shape) size *= extent;

@@ -1,6 +1,7 @@
 #include "kv_cache.h"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 #include "plan.h"
@@ -10,7 +11,7 @@ namespace {
 
 constexpr int kMost = 1 << 16;  // layers, and KV heads: their product is a size that cannot overflow
 
-int64_t element_bytes(CacheType type) { return type == CacheType::f32 ? 4 : 2; }
+constexpr const char* kNames[] = {"f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"};
 
 void check(bool fine, const std::string& what, int64_t value, const std::string& limit) {
     if (!fine) throw std::invalid_argument("A KV cache cannot have a " + what + " of " + std::to_string(value) + ": " + limit + ".");
@@ -19,11 +20,15 @@ void check(bool fine, const std::string& what, int64_t value, const std::string&
 }  // namespace
 
 CacheType cache_type(const std::string& name) {
-    if (name == "f32") return CacheType::f32;
-    if (name == "f16") return CacheType::f16;
-    if (name == "bf16") return CacheType::bf16;
-    throw std::invalid_argument("Unknown KV cache type '" + name + "'. There are: f32, f16, bf16.");
+    std::string known;
+    for (int i = 0; i < static_cast<int>(std::size(kNames)); ++i) {
+        if (name == kNames[i]) return static_cast<CacheType>(i);
+        known += (i ? ", " : "") + std::string(kNames[i]);
+    }
+    throw std::invalid_argument("Unknown KV cache type '" + name + "'. There are: " + known + ".");
 }
+
+const char* name_of(CacheType type) { return kNames[static_cast<int>(type)]; }
 
 int64_t KVCache::bytes_per_block(int num_layers, int block_size, int kv_heads, int head_dim, CacheType type) {
     check(num_layers > 0 && num_layers <= kMost, "layer count", num_layers, "it must be positive and at most 65536");
@@ -31,7 +36,7 @@ int64_t KVCache::bytes_per_block(int num_layers, int block_size, int kv_heads, i
     check(block_size > 0 && block_size % kKeyTile == 0 && block_size <= 128, "block size", block_size,
           "it must be a multiple of 16 up to 128");
     check(head_dim > 0 && head_dim % 8 == 0 && head_dim <= kMaxHeadDim, "head size", head_dim, "it must be a multiple of 8 up to 256");
-    return 2 * int64_t{num_layers} * block_size * kv_heads * padded_dim(head_dim) * element_bytes(type);
+    return 2 * int64_t{num_layers} * kv_heads * (block_size / kKeyTile) * tile_bytes(type, head_dim);
 }
 
 KVCache::KVCache(int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, CacheType type)
@@ -75,22 +80,34 @@ void KVCache::copy(const int32_t* sources, const int32_t* destinations, int coun
 void KVCache::read_block(int layer, int64_t block, float* keys, float* values) const {
     const CacheLayer cache = this->layer(layer);
     const int dim = padded_dim(cache.head_dim);
-    auto value_at = [&](const std::byte* plane, int64_t index) {
-        if (cache.type == CacheType::f32) return reinterpret_cast<const float*>(plane)[index];
-        const uint16_t half = reinterpret_cast<const uint16_t*>(plane)[index];
-        return cache.type == CacheType::f16 ? f16_to_f32(half) : bf16_to_f32(half);
+    const bool pairs = in_pairs(cache.type);
+    auto value_at = [&](const std::byte* tile, int index, int lane) {
+        switch (cache.type) {
+            case CacheType::f32:
+                return reinterpret_cast<const float*>(tile)[index];
+            case CacheType::f16:
+                return f16_to_f32(reinterpret_cast<const f16*>(tile)[index]);
+            case CacheType::bf16:
+                return bf16_to_f32(reinterpret_cast<const bf16*>(tile)[index]);
+            case CacheType::e4m3:
+                return e4m3_to_f32(static_cast<uint8_t>(tile[index]));
+            case CacheType::e5m2:
+                return e5m2_to_f32(static_cast<uint8_t>(tile[index]));
+            case CacheType::i8:
+                break;
+        }
+        return static_cast<float>(static_cast<int8_t>(tile[index])) * reinterpret_cast<const float*>(tile + kKeyTile * dim)[lane];
     };
-    const bool pairs = cache.type != CacheType::f32;
     for (int offset = 0; offset < cache.block_size; ++offset)
-        for (int head = 0; head < cache.kv_heads; ++head)
+        for (int head = 0; head < cache.kv_heads; ++head) {
+            const int lane = offset % kKeyTile;
+            const int64_t tile = (block * cache.kv_heads + head) * (cache.block_size / kKeyTile) + offset / kKeyTile;
+            const int64_t at = tile * tile_bytes(cache.type, cache.head_dim);
             for (int d = 0; d < cache.head_dim; ++d) {
-                const int lane = offset % kKeyTile;
-                const int64_t tile = ((block * cache.kv_heads + head) * cache.block_size + offset - lane) * dim;
-                const int64_t key = pairs ? (d / 2 * kKeyTile + lane) * 2 + d % 2 : d * kKeyTile + lane;
-                const int64_t value = pairs ? (lane / 2 * dim + d) * 2 + lane % 2 : lane * dim + d;
-                *keys++ = value_at(cache.keys, tile + key);
-                *values++ = value_at(cache.values, tile + value);
+                *keys++ = value_at(cache.keys + at, pairs ? (d / 2 * kKeyTile + lane) * 2 + d % 2 : d * kKeyTile + lane, lane);
+                *values++ = value_at(cache.values + at, pairs ? (lane / 2 * dim + d) * 2 + lane % 2 : lane * dim + d, lane);
             }
+        }
 }
 
 }  // namespace octavo

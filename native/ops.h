@@ -135,10 +135,11 @@ struct SoftcapArgs {  // x = cap * tanh(x * scale / cap); cap 0: x * scale; [row
     float cap, scale;
 };
 
-enum class CacheType : uint8_t { f32, f16, bf16 };
+// What keys and values are kept in; of i8, each token of each kv head has a scale for its keys and one for its values.
+enum class CacheType : uint8_t { f32, f16, bf16, e4m3, e5m2, i8 };
 
-// One layer's keys and values. Block b, kv head h starts at (b * kv_heads + h) * head_bytes in each; the layout inside is the kernels' own:
-// 16-token tiles, keys [head_dim/2][16][2] and values [8][head_dim][2] for 16-bit types, [head_dim][16] and [16][head_dim] for float32.
+// One layer's keys and values. Block b, kv head h starts at (b * kv_heads + h) * block_size / 16 tiles in each; the layout inside is the
+// kernels' own (plan.h).
 struct CacheLayer {
     CacheType type;
     int block_size, kv_heads, head_dim;

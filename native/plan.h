@@ -16,6 +16,16 @@ constexpr int kItemRows = 48;
 
 static inline int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
+// A tile, of keys and of values: two dimensions, or two tokens, side by side in 16 bits, which instructions for pairs of bf16 want; else
+// all lanes of one dimension, or of one token, side by side. Behind a tile of i8 stand the scales of its tokens, float32.
+//   f16, bf16            keys [dim / 2][16][2]   values [8][dim][2]
+//   f32, e4m3, e5m2, i8  keys [dim][16]          values [16][dim]
+static constexpr bool in_pairs(CacheType type) { return type == CacheType::f16 || type == CacheType::bf16; }
+static constexpr int element_bytes(CacheType type) { return type == CacheType::f32 ? 4 : in_pairs(type) ? 2 : 1; }
+static inline int64_t tile_bytes(CacheType type, int head_dim) {
+    return int64_t{kKeyTile} * (padded_dim(head_dim) * element_bytes(type) + (type == CacheType::i8 ? 4 : 0));
+}
+
 struct AttentionItem {
     int seq, head, tile;
     int first_row, rows;  // rows of (sequence, kv head), numbered token * group + query head in the group

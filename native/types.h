@@ -58,4 +58,31 @@ static inline f16 f32_to_f16(float value) {
     return static_cast<f16>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
+// To an 8-bit float (E4M3FN, E5M2): nearest even, and the largest finite value for what lies beyond it, infinity too. NaN, of either
+// sign, is 0xff and nothing else. Without branches, so that a loop over it becomes vectors.
+template <int kMantissa, int kBias, uint32_t kMost>
+static inline uint8_t f32_to_f8(float value) {
+    constexpr int kShift = 23 - kMantissa;
+    constexpr uint32_t kLeastNormal = static_cast<uint32_t>(128 - kBias) << 23;
+    constexpr uint32_t kMagic = static_cast<uint32_t>(127 + 24 - kBias - kMantissa) << 23;  // a float whose ulp is that of the subnormals
+    const uint32_t bits = f32_to_bits(value), magnitude = bits & 0x7fffffffu;
+    const uint32_t subnormal = f32_to_bits(bits_to_f32(magnitude) + bits_to_f32(kMagic)) - kMagic;
+    const uint32_t half = (1u << (kShift - 1)) - 1u + (magnitude >> kShift & 1u);
+    const uint32_t normal = ((magnitude + half) >> kShift) - (static_cast<uint32_t>(127 - kBias) << kMantissa);
+    const uint32_t rounded = magnitude < kLeastNormal ? subnormal : normal;
+    const uint32_t finite = rounded < kMost ? rounded : kMost;
+    return static_cast<uint8_t>(magnitude > 0x7f800000u ? 0xffu : (bits >> 24 & 0x80u) | finite);
+}
+static inline uint8_t f32_to_e4m3(float value) { return f32_to_f8<3, 7, 0x7e>(value); }   // up to 448
+static inline uint8_t f32_to_e5m2(float value) { return f32_to_f8<2, 15, 0x7b>(value); }  // up to 57344
+
+// The upper half of a float16.
+static inline float e5m2_to_f32(uint8_t value) { return f16_to_f32(static_cast<f16>(value << 8)); }
+// Moved to the fields of a float16 it reads as 1 / kE4M3Unit of itself, subnormals too.
+constexpr float kE4M3Unit = 256.0f;
+static inline f16 e4m3_to_f16(uint8_t value) {
+    return static_cast<f16>(value == 0xffu ? 0x7e00u : (value & 0x80u) << 8 | (value & 0x7fu) << 7);
+}
+static inline float e4m3_to_f32(uint8_t value) { return kE4M3Unit * f16_to_f32(e4m3_to_f16(value)); }
+
 }  // namespace octavo

@@ -60,10 +60,6 @@ struct DotU4 {
     }
 };
 
-static inline vf load_i8(const int8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
-
 // 32 integers as bytes, quads of paired halves.
 static inline void store_q8(std::byte* out, const vi* q) {
     const vi pairs =

@@ -46,10 +46,6 @@ static inline void dot_bf16(vf& sum, vi w, int32_t a) {
 }
 #endif
 
-static inline vf load_i8(const int8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-
 // 32 integers as the units of an activation row.
 static inline void store_q8(std::byte* out, const vi* q) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(q[0]));

@@ -67,12 +67,6 @@ static inline void dot_bf16(vf& sum, vi w, int32_t a) {
 }
 #endif
 
-static inline vf load_i8(const int8_t* p) {
-    int32_t bytes;
-    std::memcpy(&bytes, p, sizeof bytes);
-    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(first_lane(bytes)))));
-}
-
 // 32 integers as the units of an activation row.
 static inline void store_q8(std::byte* out, const vi* q) {
     for (int i = 0; i < 4; ++i)

@@ -47,12 +47,6 @@ struct DotU4 : DotU8 {
     }
 };
 
-static inline vf load_i8(const int8_t* p) {
-    vf r;
-    for (int i = 0; i < W; ++i) r[i] = static_cast<float>(p[i]);
-    return r;
-}
-
 // 32 integers as the units of an activation row.
 static inline void store_q8(std::byte* out, const vi* q) {
     for (int i = 0; i < 32; ++i) out[i] = static_cast<std::byte>(q[i / W][i % W]);

@@ -13,6 +13,17 @@ static inline vf odd_bf16(const bf16* p) {
 static inline vf even_f16(const f16* p) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_loadu_si512(p))); }
 static inline vf odd_f16(const f16* p) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_loadu_si512(p), 16))); }
 
+// 8-bit types, one value a lane.
+static inline __m128i load_lanes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+static inline vf load_i8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_lanes(p))); }
+static inline vf load_e5m2(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_lanes(p)), 8)); }
+static inline vf load_e4m3(const uint8_t* p) {  // in units of kE4M3Unit
+    const __m256i word = _mm256_cvtepi8_epi16(load_lanes(p));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(word, _mm256_set1_epi16(-1));
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(word, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+    return _mm512_cvtph_ps(_mm256_mask_blend_epi16(nan, half, _mm256_set1_epi16(0x7e00)));
+}
+
 #if OCTAVO_HAS_DPBF16
 #define OCTAVO_PAIRED_BF16 1
 using pairs_bf16 = __m512bh;
@@ -23,6 +34,10 @@ static inline pairs_bf16 broadcast_pair(const bf16* p) {
     return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
 }
 static inline vf dot_pairs(vf sum, pairs_bf16 a, pairs_bf16 b) { return _mm512_dpbf16_ps(sum, a, b); }
+static inline pairs_bf16 join_pairs(vf even, vf odd) {  // of values that bf16 holds
+    return reinterpret_cast<__m512bh>(_mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd)));
+}
+static inline void store_pairs(bf16* p, pairs_bf16 a) { _mm512_storeu_si512(p, reinterpret_cast<__m512i>(a)); }
 #endif
 
 }  // namespace octavo::ISA

@@ -5,8 +5,7 @@
 namespace octavo::ISA {
 
 static inline void find_tiles(const AttentionArgs& a, const AttentionItem& item, int range, KeyTiles& tiles) {
-    const int size = a.cache.type == CacheType::f32 ? 4 : 2;
-    const int64_t tile_bytes = int64_t{kKeyTile} * padded_dim(a.cache.head_dim) * size;
+    const int64_t bytes = tile_bytes(a.cache.type, a.cache.head_dim);
     const int per_block = a.cache.block_size / kKeyTile;
     tiles.base = range * kRange;
     const int begin = item.begin > tiles.base ? item.begin - tiles.base : 0;
@@ -17,36 +16,36 @@ static inline void find_tiles(const AttentionArgs& a, const AttentionItem& item,
     for (int t = tiles.begin; t < tiles.end; ++t) {
         const int index = tiles.base / kKeyTile + t;
         const int64_t block = table[index / per_block];
-        const int64_t at = ((block * a.cache.kv_heads + item.head) * per_block + index % per_block) * tile_bytes;
+        const int64_t at = ((block * a.cache.kv_heads + item.head) * per_block + index % per_block) * bytes;
         tiles.keys[t] = a.cache.keys + at;
         tiles.values[t] = a.cache.values + at;
     }
 }
 
-// Rows from which on a range is widened to float32 once, before its use, rather than by each six rows again. The same bits: widening is
-// exact.
+// Rows from which on a range is widened once, before its use, rather than by each six rows again. The same bits: widening is exact.
 constexpr int kWidenRows = 13;
 
-static inline int64_t wide_floats(int dim) { return int64_t{kRange} * dim; }  // of the keys, or of the values, of a range
+// Of the keys, or of the values, of a range, with a scale for each token.
+static inline int64_t wide_floats(int dim) { return int64_t{kRange} * (dim + 1); }
 
-// Tiles of 16-bit pairs become tiles of float32: [pairs][stride][2] to [2 * pairs][stride].
+// A tile of pairs of T, and what stands behind it, in the wide type.
 template <class T>
-static void widen_tile(const std::byte* tile, int64_t stride, int pairs, float* out) {
+static std::byte* widen_tile(const std::byte* tile, int64_t stride, int pairs, std::byte* wide) {
+    using Wide = typename T::wide;
     const auto* from = reinterpret_cast<const typename T::element*>(tile);
-    for (int64_t i = 0; i < pairs; ++i, from += 2 * stride, out += 2 * stride)
-        for (int64_t lane = 0; lane < stride; lane += W) {
-            ISA::store(out + lane, T::even(from + lane * T::step, stride));
-            ISA::store(out + stride + lane, T::odd(from + lane * T::step, stride));
-        }
+    auto* to = reinterpret_cast<typename Wide::element*>(wide);
+    for (int64_t i = 0; i < pairs; ++i, from += 2 * stride, to += 2 * stride)
+        for (int64_t lane = 0; lane < stride; lane += W)
+            Wide::put(to + lane * Wide::step, stride, T::even(from + lane * T::step, stride), T::odd(from + lane * T::step, stride));
+    if constexpr (kScaled<T>) std::memcpy(to, from, 4 * kKeyTile);
+    return wide;
 }
 template <class T>
 static void widen_tiles(KeyTiles& tiles, int dim, float* wide) {
     for (int t = tiles.begin; t < tiles.end; ++t) {
-        float *keys = wide + int64_t{t} * kKeyTile * dim, *values = keys + wide_floats(dim);
-        widen_tile<T>(tiles.keys[t], kKeyTile, dim / 2, keys);
-        widen_tile<T>(tiles.values[t], dim, kKeyTile / 2, values);
-        tiles.keys[t] = reinterpret_cast<const std::byte*>(keys);
-        tiles.values[t] = reinterpret_cast<const std::byte*>(values);
+        float *keys = wide + int64_t{t} * kKeyTile * (dim + 1), *values = keys + wide_floats(dim);
+        tiles.keys[t] = widen_tile<T>(tiles.keys[t], kKeyTile, dim / 2, reinterpret_cast<std::byte*>(keys));
+        tiles.values[t] = widen_tile<T>(tiles.values[t], dim, kKeyTile / 2, reinterpret_cast<std::byte*>(values));
     }
 }
 
@@ -54,11 +53,11 @@ static void widen_tiles(KeyTiles& tiles, int dim, float* wide) {
 template <class T>
 static void attend_range(const RowsArgs& args, float* wide) {
     const int rows = args.item->rows;
-    if constexpr (T::step == 2 && !T::paired)
+    if constexpr (sizeof(typename T::element) < sizeof(typename T::wide::element))
         if (rows >= kWidenRows) {
             KeyTiles tiles = *args.tiles;
             widen_tiles<T>(tiles, args.dim, wide);
-            return attend_range<TypeF32>({args.a, args.item, &tiles, nullptr, args.dim, args.slot}, nullptr);
+            return attend_range<typename T::wide>({args.a, args.item, &tiles, nullptr, args.dim, args.slot}, nullptr);
         }
     int row = 0;
     for (; row + 6 <= rows; row += 6) attend_rows<T, 6>(args, row, row == 0);
@@ -89,7 +88,7 @@ static void write_row(const AttentionArgs& a, const AttentionItem& item, const S
     float* out = a.out + (a.query_start[item.seq] + index / group) * a.out_stride + int64_t{item.head * group + index % group} * head_dim;
     const float* o = slot.o + int64_t{row} * dim;
     // No finite score: the softmax of nothing.
-    const vf factor = set1(slot.m[row] == kNothing ? __builtin_nanf("") : 1.0f / slot.l[row]);
+    const vf factor = set1(slot.m[row] == kNothing ? __builtin_nanf("") : unit_of(a.cache.type) / slot.l[row]);
     for (int d = 0; d < head_dim; d += W) store_n(out + d, slot.m[row] == kNothing ? factor : mul(load(o + d), factor), head_dim - d);
 }
 
@@ -137,17 +136,7 @@ static void attention(const AttentionArgs& a, int thread, int threads) {
         for (int range = begin; range < end; ++range) {
             if (range + 1 < end) find_tiles(a, item, range + 1, tiles[(range + 1) & 1]);
             const RowsArgs args{&a, &item, &tiles[range & 1], range + 1 < end ? &tiles[(range + 1) & 1] : nullptr, dim, slot};
-            switch (a.cache.type) {
-                case CacheType::f32:
-                    attend_range<TypeF32>(args, scratch.wide);
-                    break;
-                case CacheType::f16:
-                    attend_range<TypeF16>(args, scratch.wide);
-                    break;
-                case CacheType::bf16:
-                    attend_range<TypeBf16>(args, scratch.wide);
-                    break;
-            }
+            with_type(a.cache.type, [&](auto type) { attend_range<decltype(type)>(args, scratch.wide); });
             if (resumed && range + 1 < end) {
                 base += slot_floats(item.rows, dim);
                 slot = slot_at(base, item.rows, dim);
@@ -188,48 +177,61 @@ static void attention_merge(const AttentionArgs& a, int thread, int threads) {
     }
 }
 
-// Rounds one head of a row to the cache's type, then places it: for keys and values of 16 bits, two dimensions or two tokens lie side by
-// side.
+// One head of a row in the cache's type; returns what it is to be multiplied by.
+template <class T>
+static inline float round_head(const float* x, int size, typename T::element* out) {
+    if constexpr (kScaled<T>) {
+        vf top = zero(), spoiled = zero();  // max() passes NaN over; NaN or infinity times 0 is NaN
+        for (int d = 0; d < size; d += W) {
+            const vf a = load_n(x + d, size - d);
+            top = max(abs(a), top);
+            spoiled = add(spoiled, mul(a, zero()));
+        }
+        const float largest = reduce_max(top);
+        const bool vanishes = largest < 0x1p-119f;  // its reciprocal could overflow
+        const vf inverse = set1(vanishes ? 0.0f : 127.0f / largest);
+        for (int d = 0; d < size; d += W) T::write(out + d, max(min(mul(load_n(x + d, size - d), inverse), set1(127.0f)), set1(-127.0f)));
+        return (vanishes ? 0.0f : largest / 127.0f) + reduce_add(spoiled);
+    }
+    for (int d = 0; d < size; d += W) T::write(out + d, load_n(x + d, size - d));
+    return 1.0f;
+}
+
+// Rounds one head of a row, then places it in its lane of the tile of keys and its row, or half a row of pairs, of the tile of values.
 template <class T>
 static void store_units(const StoreArgs& s, int64_t begin, int64_t end) {
     using element = typename T::element;
     const CacheLayer& cache = s.cache;
-    const int dim = padded_dim(cache.head_dim), per_block = cache.block_size / kKeyTile;
+    const int size = cache.head_dim, dim = padded_dim(size), per_block = cache.block_size / kKeyTile;
+    const int64_t bytes = tile_bytes(cache.type, size);
     element k[kMaxHeadDim + W], v[kMaxHeadDim + W];
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t row = unit / cache.kv_heads, head = unit % cache.kv_heads, slot = s.slot_mapping[row];
         if (slot < 0) continue;
-        const int64_t from = row * s.stride + head * cache.head_dim;
-        for (int d = 0; d < cache.head_dim; d += W) {
-            T::write(k + d, load_n(s.k + from + d, cache.head_dim - d));
-            T::write(v + d, load_n(s.v + from + d, cache.head_dim - d));
-        }
+        const int64_t from = row * s.stride + head * size;
+        const float k_scale = round_head<T>(s.k + from, size, k), v_scale = round_head<T>(s.v + from, size, v);
         const int64_t block = slot / cache.block_size;
         const int offset = static_cast<int>(slot % cache.block_size), lane = offset % kKeyTile;
-        const int64_t tile = ((block * cache.kv_heads + head) * per_block + offset / kKeyTile) * kKeyTile * dim;
-        element* keys = reinterpret_cast<element*>(cache.keys) + tile;
-        element* values = reinterpret_cast<element*>(cache.values) + tile;
+        const int64_t tile = ((block * cache.kv_heads + head) * per_block + offset / kKeyTile) * bytes;
+        element* keys = reinterpret_cast<element*>(cache.keys + tile);
+        element* values = reinterpret_cast<element*>(cache.values + tile);
         if constexpr (T::step == 1) {
-            for (int d = 0; d < cache.head_dim; ++d) keys[d * kKeyTile + lane] = k[d];
-            std::memcpy(values + lane * dim, v, sizeof(element) * static_cast<size_t>(cache.head_dim));
+            for (int d = 0; d < size; ++d) keys[d * kKeyTile + lane] = k[d];
+            std::memcpy(values + lane * dim, v, sizeof(element) * static_cast<size_t>(size));
         } else {
-            for (int d = 0; d < cache.head_dim; d += 2) std::memcpy(keys + d * kKeyTile + 2 * lane, k + d, 2 * sizeof(element));
+            for (int d = 0; d < size; d += 2) std::memcpy(keys + d * kKeyTile + 2 * lane, k + d, 2 * sizeof(element));
             element* to = values + lane / 2 * 2 * dim + lane % 2;
-            for (int d = 0; d < cache.head_dim; ++d) to[2 * d] = v[d];
+            for (int d = 0; d < size; ++d) to[2 * d] = v[d];
+        }
+        if constexpr (kScaled<T>) {
+            reinterpret_cast<float*>(keys + kKeyTile * dim)[lane] = k_scale;
+            reinterpret_cast<float*>(values + kKeyTile * dim)[lane] = v_scale;
         }
     }
 }
 
 static void store(const StoreArgs& s, Range rows) {
-    const Range units = {rows.begin * s.cache.kv_heads, rows.end * s.cache.kv_heads};
-    switch (s.cache.type) {
-        case CacheType::f32:
-            return store_units<TypeF32>(s, units.begin, units.end);
-        case CacheType::f16:
-            return store_units<TypeF16>(s, units.begin, units.end);
-        case CacheType::bf16:
-            return store_units<TypeBf16>(s, units.begin, units.end);
-    }
+    with_type(s.cache.type, [&](auto type) { store_units<decltype(type)>(s, rows.begin * s.cache.kv_heads, rows.end * s.cache.kv_heads); });
 }
 
 }  // namespace octavo::ISA

@@ -6,8 +6,8 @@
 // depend on its own query and keys only: not on the rows beside it, the tile sizes below, the blocks, or who computes which partial.
 //
 // Both products are one loop, dot(): scores = q . keys with lanes of tokens, o = p . values with lanes of dimensions. Where the ISA
-// multiplies pairs of bf16, q and p are rounded to bf16 (and l sums the rounded p); everywhere else they stay float32 against widened keys
-// and values.
+// multiplies pairs of bf16, q and p are rounded to bf16 (and l sums the rounded p, unless scales stand between); everywhere else they stay
+// float32 against widened keys and values.
 #include "../plan.h"
 
 namespace octavo::ISA {
@@ -15,18 +15,25 @@ namespace octavo::ISA {
 constexpr int kVectors = kKeyTile / W;  // vectors of a slab: 16 lanes
 constexpr float kNothing = -__builtin_inff();
 
+namespace {  // what a template's members export is weak
+
+// The cache's types: what is kept (element) and what it is multiplied as (operand); how the lanes of two neighbours - two dimensions of
+// keys, two tokens of values - are read, as float32 or as pairs of bf16; and what they are widened to, exactly, where rows are many.
 struct TypeF32 {
     using element = float;
     using operand = float;
+    using wide = TypeF32;
     static constexpr bool paired = false;
     static constexpr int step = 1;  // elements from one lane to the next
     static vf even(const float* p, int64_t) { return load(p); }
     static vf odd(const float* p, int64_t stride) { return load(p + stride); }
+    static void put(float* p, int64_t stride, vf even, vf odd) { ISA::store(p, even), ISA::store(p + stride, odd); }
     static void write(float* p, vf a) { ISA::store(p, a); }
 };
 struct TypeF16 {
     using element = f16;
     using operand = float;
+    using wide = TypeF32;
     static constexpr bool paired = false;
     static constexpr int step = 2;
     static vf even(const f16* p, int64_t) { return even_f16(p); }
@@ -41,12 +48,81 @@ struct TypeBf16 {
     static void write(bf16* p, vf a) { store_bf16(p, a); }
 #if OCTAVO_PAIRED_BF16
     using operand = bf16;
+    using wide = TypeBf16;
     static constexpr bool paired = true;
+    static pairs_bf16 pairs(const bf16* p, int64_t) { return load_pairs(p); }
+    static void put(bf16* p, int64_t, vf even, vf odd) { store_pairs(p, join_pairs(even, odd)); }
 #else
     using operand = float;
+    using wide = TypeF32;
     static constexpr bool paired = false;
 #endif
 };
+// Types of 8 bits: bf16 holds each of their values, so from here on the arithmetic is that of bf16.
+template <class Type, class Element>
+struct TypeByte {
+    using element = Element;
+    using operand = TypeBf16::operand;
+    using wide = TypeBf16::wide;
+    static constexpr bool paired = TypeBf16::paired;
+    static constexpr int step = 1;
+    static vf even(const Element* p, int64_t) { return Type::load(p); }
+    static vf odd(const Element* p, int64_t stride) { return Type::load(p + stride); }
+#if OCTAVO_PAIRED_BF16
+    static pairs_bf16 pairs(const Element* p, int64_t stride) { return join_pairs(Type::load(p), Type::load(p + stride)); }
+#endif
+    static void write(Element* p, vf a) {
+        float lanes[W];
+        ISA::store(lanes, a);
+        for (int i = 0; i < W; ++i) p[i] = Type::round(lanes[i]);
+    }
+};
+struct TypeE4M3 : TypeByte<TypeE4M3, uint8_t> {
+    static vf load(const uint8_t* p) { return load_e4m3(p); }
+    static uint8_t round(float x) { return f32_to_e4m3(x); }
+};
+struct TypeE5M2 : TypeByte<TypeE5M2, uint8_t> {
+    static vf load(const uint8_t* p) { return load_e5m2(p); }
+    static uint8_t round(float x) { return f32_to_e5m2(x); }
+};
+// In units of a scale for each token, which meets its score, and its p before p is rounded.
+struct TypeI8 : TypeByte<TypeI8, int8_t> {
+    static vf load(const int8_t* p) { return load_i8(p); }
+    static void write(int8_t* p, vf a) {
+        int32_t lanes[W];
+        store_i(lanes, to_i32(a));
+        for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(lanes[i]);
+    }
+};
+
+}  // namespace
+
+// Whether the scales of its tokens stand behind a tile.
+template <class T>
+constexpr bool kScaled = false;
+template <>
+constexpr bool kScaled<TypeI8> = true;
+
+// What keys and values are in units of: q, and in the end o, are multiplied by it, a power of two, which rounds nothing.
+static inline float unit_of(CacheType type) { return type == CacheType::e4m3 ? kE4M3Unit : 1.0f; }
+
+template <class Function>
+static inline void with_type(CacheType type, Function function) {
+    switch (type) {
+        case CacheType::f32:
+            return function(TypeF32{});
+        case CacheType::f16:
+            return function(TypeF16{});
+        case CacheType::bf16:
+            return function(TypeBf16{});
+        case CacheType::e4m3:
+            return function(TypeE4M3{});
+        case CacheType::e5m2:
+            return function(TypeE5M2{});
+        case CacheType::i8:
+            return function(TypeI8{});
+    }
+}
 
 // Slabs that run together with 1 .. 6 rows. Of 16 registers of 8 lanes, 6 rows x 1 slab take 12 accumulators, 2 vectors of keys and a
 // broadcast; of 32 of 16 lanes 6 x 4, and of 32 of 4 lanes 6 x 1, take 24, 4 and 1. Fewer rows take more slabs, so that 8 chains or more
@@ -61,7 +137,7 @@ constexpr int kUnroll = kSumRegisters > 0 ? 16 : 1;
 template <class T>
 constexpr int kPairBytes = 2 * kKeyTile * static_cast<int>(sizeof(typename T::element));
 
-// sum[r][slab] += a[r] . b[slab] over 2 * pairs values: a is [R][kRange] (q, or p), b[slab] points at [pairs][stride][2] or float [2 *
+// sum[r][slab] += a[r] . b[slab] over 2 * pairs values: a is [R][kRange] (q, or p), b[slab] points at [pairs][stride][2] or [2 *
 // pairs][stride]. With `fetch`, as many lines as it reads of b[slab] come nearer from ahead[slab] on, one at a time: a burst would fill the
 // miss buffers and stall.
 template <class T, int R, int N>
@@ -73,12 +149,12 @@ static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors]
         if (fetch)
 #pragma GCC unroll kUnroll
             for (int n = 0; n < N; ++n)
-                for (int line = 0; line < 2; line += T::step) __builtin_prefetch(ahead[n] + kPairBytes<T> * i + 64 * line);
+                for (int line = 0; line < kPairBytes<T>; line += 64) __builtin_prefetch(ahead[n] + kPairBytes<T> * i + line);
 #if OCTAVO_PAIRED_BF16
         if constexpr (T::paired) {
             pairs_bf16 right[N * kVectors];
 #pragma GCC unroll kUnroll
-            for (int c = 0; c < N * kVectors; ++c) right[c] = load_pairs(b[c / kVectors] + at + c % kVectors * W * T::step);
+            for (int c = 0; c < N * kVectors; ++c) right[c] = T::pairs(b[c / kVectors] + at + c % kVectors * W * T::step, stride);
 #pragma GCC unroll kUnroll
             for (int r = 0; r < R; ++r) {
                 const pairs_bf16 left = broadcast_pair(a + r * kRange);
@@ -179,6 +255,15 @@ static inline void softmax_row(float* s, int count, int begin, int end, float so
     l = reduce_add(sum);
 }
 
+// Multiplies a row's scores, or its p, by what stands behind the tiles of their tokens.
+template <class T>
+static inline void scale_tokens(float* s, const std::byte* const* tiles, int first, int last, int dim) {
+    for (int t = first; t < last; ++t) {
+        const auto* scales = reinterpret_cast<const float*>(tiles[t] + kKeyTile * dim * static_cast<int>(sizeof(typename T::element)));
+        for (int i = 0; i < kKeyTile; i += W) ISA::store(s + t * kKeyTile + i, mul(load(s + t * kKeyTile + i), load(scales + i)));
+    }
+}
+
 // What the rows of an item share while they meet one range.
 struct RowsArgs {
     const AttentionArgs* a;
@@ -198,12 +283,13 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
     const AttentionArgs& a = *args.a;
     const KeyTiles& tiles = *args.tiles;
     const int dim = args.dim, head_dim = a.cache.head_dim, group = group_of(a), seq = args.item->seq;
+    const bool scaled = a.cache.type == CacheType::i8;
 
     alignas(64) operand q[R * kRange];
     alignas(64) float scores[R * kRange];
     int low[R], high[R];  // keys of the range that each row sees
     int begin = kRange, end = 0;
-    const float scale = a.softcap > 0.0f ? a.scale / a.softcap : a.scale;
+    const float scale = (a.softcap > 0.0f ? a.scale / a.softcap : a.scale) * unit_of(a.cache.type);
     for (int r = 0; r < R; ++r) {
         const int index = args.item->first_row + row + r, token = index / group;
         const int position = a.seq_lens[seq] - tokens_of(a, seq) + token;
@@ -240,6 +326,8 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
 #pragma GCC unroll kUnroll
             for (int c = 0; c < S * kVectors; ++c) sum[r][c] = zero();
         dot<T, R, S>(sum, q, keys, kKeyTile, dim / 2, ahead, values);
+        if (kScaled<T> && ahead)
+            for (int n = 0; n < S; ++n) __builtin_prefetch(values[n] + kKeyTile * dim);
 #pragma GCC unroll kUnroll
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll kUnroll
@@ -258,7 +346,9 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
         const int from = first * kKeyTile, count = last * kKeyTile - from;
         float* s = scores + r * kRange + from;
         const bool sees = low[r] < high[r];
+        if (scaled) scale_tokens<T>(scores + r * kRange, tiles.keys, first, last, dim);
         softmax_row(s, count, sees ? low[r] - from : count, sees ? high[r] - from : count, a.softcap, m, l);
+        if (scaled) scale_tokens<T>(scores + r * kRange, tiles.values, first, last, dim);
 #if OCTAVO_PAIRED_BF16
         if constexpr (T::paired) {
             vf sum = zero();
@@ -267,7 +357,7 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
                 store_bf16(to, load(s + i));
                 sum = add(sum, load_bf16(to));
             }
-            l = reduce_add(sum);
+            if (!scaled) l = reduce_add(sum);
         }
 #endif
         factors[r] = merge_sums(args.slot.m[row + r], args.slot.l[row + r], m, l);

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import _native
 from octavo._version import __version__
-from octavo.config import EngineConfig
+from octavo.config import KV_CACHE_TYPES, EngineConfig
 from octavo.embedding import Embedding
 from octavo.engine.admission import Limits, admit
 from octavo.engine.drafter import NgramDrafter
@@ -190,7 +190,7 @@ def build(config: EngineConfig) -> LoadedModel:
     speculation = config.speculative_config
     floats = float_format(config.dtype, tensors)
     targets = choose_targets(tensors, floats, config.quantization, config.quantization_group_size)
-    kv_type = floats  # keys and values are kept in the type that the model computes in
+    kv_type = KV_CACHE_TYPES.get(config.kv_cache_dtype, floats)
     least = least_budget(config, max_model_len)
     scheduling = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
@@ -294,6 +294,7 @@ def build(config: EngineConfig) -> LoadedModel:
         isa.name,
         threads,
         packed,
+        kv_type,
         plan,
         budget,
         time.monotonic() - started,
@@ -422,6 +423,7 @@ def report(
     isa: str,
     threads: int,
     weights: int,
+    kv_type: str,
     plan: CachePlan,
     budget: int,
     seconds: float,
@@ -435,9 +437,9 @@ def report(
     for sentence in exceptions(tensors, targets, config.quantization, config.quantization_group_size):
         logger.info(sentence)
     logger.info(
-        "%s (%s, mostly %s) on %s with %d threads: weights %.2f GiB, KV pool %.2f GiB = %s blocks = %s tokens, "
+        "%s (%s, mostly %s) on %s with %d threads: weights %.2f GiB, KV pool (%s) %.2f GiB = %s blocks = %s tokens, "
         "longest context %d, steps of up to %d tokens, ready in %.2f s",
-        source.name, model.config.architecture, most, isa, threads, weights / GIB, plan.bytes / GIB,
+        source.name, model.config.architecture, most, isa, threads, weights / GIB, kv_type, plan.bytes / GIB,
         " + ".join(f"{count:,}" for count in plan.num_blocks), f"{plan.num_tokens:,}", plan.max_model_len, budget,
         seconds,
     )  # fmt: skip

@@ -15,6 +15,19 @@ from octavo.errors import ConfigError
 Parse = Callable[[Any], Any]
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+# As asked -> as the cache names it; auto is what the model computes in.
+KV_CACHE_TYPES = {
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "f16": "f16",
+    "float16": "f16",
+    "f32": "f32",
+    "float32": "f32",
+    "fp8": "fp8_e4m3",
+    "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+    "int8": "int8",
+}
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "gguf")  # gguf: as auto, of a file that must be one
 LATER_QUANTIZATIONS = (
     "awq",
@@ -349,8 +362,9 @@ class EngineConfig(Options):
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Type that keys and values are kept in.",
-        choice(("auto",), later=("fp8", "fp8_e4m3", "fp8_e5m2", "int8")),
+        "Type that keys and values are kept in: auto (what the model computes in), bfloat16, float16, float32, "
+        "fp8_e4m3 (or fp8), fp8_e5m2, or int8 with a scale for each token and head.",
+        choice(("auto", *KV_CACHE_TYPES)),
     )
     enable_prefix_caching: bool = option(True, "Keep computed blocks for prompts that begin alike.", boolean)
     enable_chunked_prefill: bool = option(True, "Cut long prompts so that they do not stall other requests.", boolean)

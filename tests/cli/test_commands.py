@@ -29,6 +29,8 @@ SERVED = [
     "--dtype half",
     "--dtype float16",
     "--dtype bfloat16",
+    "--kv-cache-dtype fp8",
+    "--kv-cache-dtype fp8_e5m2",
 ]
 REFUSED = {
     "--quantization awq --dtype auto": "awq",

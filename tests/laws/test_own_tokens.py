@@ -17,6 +17,7 @@ from octavo.engine.request import Sequence
 
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
 BEST = ISAS[0]
+CACHE_TYPES = ["float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8"]  # other than that of bfloat16's own
 FORMATS = ["float32", "bfloat16", "float16", *GGUF_FORMATS, "int8", "int4", "int4 of 128", "none"]
 
 
@@ -112,6 +113,14 @@ def test_bits_do_not_depend_on_company(kind: str, isa: str, tmp_path: Path) -> N
     few = isa != BEST
     requests = mixed_requests(8 if few else 16, 100 if few else 400, 8 if few else 24)
     compare(ways(requests, path, options | {"isa": isa}))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_cache_dtype", CACHE_TYPES)
+def test_bits_do_not_depend_on_company_with_each_type_of_cache(kv_cache_dtype: str, isa: str, tmp_path: Path) -> None:
+    """Prompts are longer than a range of keys, so that several partials merge."""
+    options = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype, "isa": isa}
+    compare(ways(mixed_requests(8, 400 if isa == BEST else 100, 8), checkpoint(tmp_path, "gemma3", 4096), options))
 
 
 def compare(results: dict[str, tuple[dict[str, Any], Heard]]) -> None:

@@ -17,7 +17,7 @@ struct Case {
     float softcap;
 };
 
-constexpr const char* kTypes[] = {"f32", "f16", "bf16"};
+constexpr const char* kTypes[] = {"f32", "f16", "bf16", "e4m3", "e5m2", "i8"};
 
 std::string name_of(const Case& s) {
     return std::string(kTypes[static_cast<int>(s.type)]) + " " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " +
@@ -63,7 +63,7 @@ struct Cache {
     std::vector<std::byte> keys, values;
     CacheLayer layer;
     Cache(const Case& s, int blocks) {
-        const int64_t bytes = int64_t{blocks} * s.kv_heads * s.block_size * padded_dim(s.head_dim) * (s.type == CacheType::f32 ? 4 : 2);
+        const int64_t bytes = int64_t{blocks} * s.kv_heads * (s.block_size / kKeyTile) * tile_bytes(s.type, s.head_dim);
         keys.resize(static_cast<size_t>(bytes) + 64);
         values.resize(static_cast<size_t>(bytes) + 64);
         layer = {s.type, s.block_size, s.kv_heads, s.head_dim, blocks, aligned(keys), aligned(values)};
@@ -101,22 +101,47 @@ void attend(const KernelTable& table, const Case& s, const Cache& cache, const M
     for (int thread = 0; thread < threads; ++thread) table.attention_merge(args, thread, threads);
 }
 
-// Whether the table multiplies pairs of bf16, so that the weights p are rounded to it.
+// Whether the table multiplies pairs of bf16, so that the weights p are rounded to it, with the scales of the values in them.
 bool rounds_weights(const KernelTable& table, CacheType type) {
     const std::string name = table.name;
-    return type == CacheType::bf16 && (name == "avx512_bf16" || name == "neon_i8mm" || name == "scalar");
+    return type != CacheType::f32 && type != CacheType::f16 && (name == "avx512_bf16" || name == "neon_i8mm" || name == "scalar");
 }
 
 // The softmax turns an absolute error of a score into a relative one of p; the output then moves by that part of the largest value. A score
 // errs by the roundings of its sum, which is at most |q| |k|; p, where it is rounded to bf16, by 2^-9.
 double tolerance_of(const Context& c, const Case& s, double q_norm, double k_norm, double v_largest) {
     const double unit = rounds_weights(c.table, s.type) ? 0x1p-9 : 0.0;
-    const double score = q_norm * k_norm * static_cast<double>(scale_of(s)) * kEpsilon * s.head_dim / 8.0;
+    const double score = q_norm * k_norm * static_cast<double>(scale_of(s)) * kEpsilon * (s.head_dim / 8.0 + 1.0);
     return v_largest * (2.0 * score + 2.0 * unit + 64.0 * kEpsilon);
 }
 
-float rounded(CacheType type, float x) {
-    return type == CacheType::bf16 ? bf16_to_f32(f32_to_bf16(x)) : type == CacheType::f16 ? f16_to_f32(f32_to_f16(x)) : x;
+float rounded(CacheType type, float x, float scale) {
+    switch (type) {
+        case CacheType::f32:
+            break;
+        case CacheType::f16:
+            return f16_to_f32(f32_to_f16(x));
+        case CacheType::bf16:
+            return bf16_to_f32(f32_to_bf16(x));
+        case CacheType::e4m3:
+            return e4m3_to_f32(f32_to_e4m3(x));
+        case CacheType::e5m2:
+            return e5m2_to_f32(f32_to_e5m2(x));
+        case CacheType::i8:
+            return std::nearbyint(x * (127.0f / scale)) * (scale / 127.0f);
+    }
+    return x;
+}
+
+// As the cache of `s` gives it back: i8 has the scale of the largest of each head.
+Matrix rounded(const Case& s, Matrix m) {
+    for (int r = 0; r < m.rows; ++r)
+        for (float* head = m.row(r); head < m.row(r) + m.columns; head += s.head_dim) {
+            float largest = 0.0f;
+            for (int d = 0; d < s.head_dim; ++d) largest = std::fmax(largest, std::fabs(head[d]));
+            for (int d = 0; d < s.head_dim; ++d) head[d] = rounded(s.type, head[d], largest);
+        }
+    return m;
 }
 
 template <class Change>
@@ -146,7 +171,7 @@ void check_case(Context& c, const Case& s) {
     const Matrix k = changed(Matrix::normal(total, s.kv_heads * s.head_dim, random), stored);
     const Matrix v = changed(Matrix::normal(total, s.kv_heads * s.head_dim, random), stored);
     const Matrix q =
-        changed(Matrix::normal(seqs.tokens(), s.heads * s.head_dim, random), [](float x) { return rounded(CacheType::bf16, x); });
+        changed(Matrix::normal(seqs.tokens(), s.heads * s.head_dim, random), [](float x) { return bf16_to_f32(f32_to_bf16(x)); });
 
     const Cache cache(s, seqs.blocks), peer(s, seqs.blocks), shared(s, seqs.blocks);
     std::vector<int64_t> slots = seqs.slots;
@@ -159,8 +184,8 @@ void check_case(Context& c, const Case& s) {
     Case exact_case = s;
     exact_case.type = CacheType::f32;
     const Cache exact(exact_case, seqs.blocks);
-    auto round = [&](float x) { return rounded(s.type, x); };
-    store(c.scalar, exact, changed(k, round), changed(v, round), slots, 1);
+    const Matrix wanted_k = rounded(s, k), wanted_v = rounded(s, v);
+    store(c.scalar, exact, wanted_k, wanted_v, slots, 1);
 
     const Matrix empty(seqs.tokens(), s.heads * s.head_dim);
     auto whole = [&](const KernelTable& table, const Case& of, const Cache& from, int threads) {
@@ -170,7 +195,7 @@ void check_case(Context& c, const Case& s) {
         return out;
     };
     const Matrix want = whole(c.scalar, exact_case, exact, 1), got = whole(c.table, s, peer, 1);
-    const double tolerance = tolerance_of(c, s, largest_norm(q, s.head_dim), largest_norm(k, s.head_dim), largest_norm(v, 1));
+    const double tolerance = tolerance_of(c, s, largest_norm(q, s.head_dim), largest_norm(wanted_k, s.head_dim), largest_norm(wanted_v, 1));
     double worst = 0.0;
     for (int r = 0; r < want.rows; ++r)
         for (int i = 0; i < want.columns; ++i) worst = std::fmax(worst, part_of(got.row(r)[i], want.row(r)[i], tolerance));
@@ -205,7 +230,7 @@ void check_case(Context& c, const Case& s) {
 }  // namespace
 
 void check_attention(Context& c) {
-    for (CacheType type : {CacheType::f32, CacheType::f16, CacheType::bf16}) {
+    for (CacheType type : {CacheType::f32, CacheType::f16, CacheType::bf16, CacheType::e4m3, CacheType::e5m2, CacheType::i8}) {
         check_case(c, {type, 64, 6, 2, 16, 0, 0.0f});
         check_case(c, {type, 128, 4, 1, 32, 0, 0.0f});
         check_case(c, {type, 32, 3, 3, 64, 100, 0.0f});

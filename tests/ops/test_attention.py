@@ -14,8 +14,9 @@ from octavo.ops.reference.numbers import round_to
 
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
 POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2)}
-TYPES = ["f32", "f16", "bf16"]
+TYPES = ["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
 PAIRED = ("avx512_bf16", "neon_i8mm", "scalar")  # levels that multiply pairs of bf16, or do as if
+NEVER_PAIRED = ("f32", "f16")
 
 
 @dataclass
@@ -102,21 +103,23 @@ def definition(sequence: Sequence, spec: AttentionSpec, dtype: str, isa: str) ->
 
     Each dot product of n terms may be off by n units of 2^-24 of the sum of its absolute terms. An error of d in the
     scores is a relative error of 2d in the weights. Where bf16 pairs are multiplied, q and p carry a rounding of
-    2^-9 each.
+    2^-9 each. Scales, where there are any, add two roundings to the scores and one to the weights. A weight of less
+    than 2^-126 of the largest may be none.
     """
     length, group = len(sequence.q), spec.num_heads // spec.num_kv_heads
     q = sequence.q.astype(np.float64).reshape(length, spec.num_heads, spec.head_dim)
-    k, v = (round_to(x, dtype).reshape(length, spec.num_kv_heads, spec.head_dim) for x in (sequence.k, sequence.v))
+    k, v = (round_to(x.reshape(length, spec.num_kv_heads, spec.head_dim), dtype) for x in (sequence.k, sequence.v))
     positions = np.arange(length)
     out = attend(q, k, v, positions, positions, spec)
     unit = 2.0**-24
-    rounding = 2.0**-9 if isa in PAIRED and dtype == "bf16" else 0.0
+    rounding = 2.0**-9 if isa in PAIRED and dtype not in NEVER_PAIRED else 0.0
     norms = np.repeat(np.linalg.norm(k, axis=-1).max(axis=0), group)  # sum |q||k| <= |q| |k|
     magnitude = np.linalg.norm(q, axis=-1) * norms * abs(spec.scale)
     score_error = magnitude * ((spec.head_dim + 8) * unit + rounding) + spec.softcap * 8 * unit
     weight_error = 2 * score_error + 2 * rounding + (256 + length // 256 + 16) * unit
     spread = attend(q, k, abs(v), positions, positions, spec)
-    return out.reshape(length, -1), (spread * weight_error[:, :, None]).reshape(length, -1)
+    vanished = length * 2.0**-126 * abs(v).max()
+    return out.reshape(length, -1), (spread * weight_error[:, :, None] + vanished).reshape(length, -1)
 
 
 def check(sequence: Sequence, spec: AttentionSpec, dtype: str, isa: str) -> None:
@@ -160,8 +163,7 @@ class TestAgainstDefinition:
         engine.step([(sequence, length)])
         check(sequence, spec, dtype, isa)
 
-    @pytest.mark.parametrize("window", [1, 7, 32, 512])
-    @pytest.mark.parametrize("block_size", [16, 48, 128])
+    @pytest.mark.parametrize("window, block_size", [(1, 16), (7, 128), (32, 48), (512, 64)])
     def test_windows(self, isa: str, dtype: str, window: int, block_size: int) -> None:
         spec, rng = make_spec(4, 2, 32, window), np.random.default_rng(window)
         engine, sequence = Engine(isa, spec, rng, dtype, block_size, 700), make_sequence(rng, 640, spec)
@@ -265,7 +267,7 @@ class TestCache:
         _native.store(_native.select_isa(isa), POOLS[2], cache, 1, k, v, slots)
         for x, index in ((k, 0), (v, 1)):
             expected = np.zeros((6 * 48, 120))
-            expected[slots[slots >= 0]] = round_to(x, dtype)[slots >= 0]
+            expected[slots[slots >= 0]] = round_to(x.reshape(100, 3, 40), dtype).reshape(100, 120)[slots >= 0]
             got = np.concatenate([cache.read_block(1, block)[index] for block in range(6)]).reshape(6 * 48, 120)
             np.testing.assert_array_equal(got, expected)
             assert not any(cache.read_block(0, block)[index].any() for block in range(6))
@@ -293,7 +295,7 @@ class TestCache:
         cache.copy_blocks(np.arange(blocks, dtype=np.int32), target)
         got = [np.stack(parts) for parts in zip(*(cache.read_block(0, block) for block in target), strict=True)]
         for values, expected in zip(got, (k, v), strict=True):
-            np.testing.assert_array_equal(values, expected.reshape(blocks, 16, 1, 16))
+            np.testing.assert_array_equal(values, round_to(expected.reshape(blocks, 16, 1, 16), dtype))
 
     def test_clear(self, isa: str, dtype: str) -> None:
         cache = _native.KVCache(2, 3, 32, 2, 16, dtype)
@@ -301,14 +303,79 @@ class TestCache:
         for layer in range(2):
             _native.store(_native.select_isa(isa), POOLS[1], cache, layer, ones, ones, np.arange(96))
         cache.clear_blocks(np.array([1], np.int32))
+        one = round_to(ones[0], dtype)[0]
         for layer in range(2):
-            assert [cache.read_block(layer, block)[0].sum() for block in range(3)] == [1024, 0, 1024]
-            assert [cache.read_block(layer, block)[1].sum() for block in range(3)] == [1024, 0, 1024]
+            for block, expected in enumerate([one, 0, one]):
+                assert all((values == expected).all() for values in cache.read_block(layer, block))
+
+    def test_what_is_not_finite(self, isa: str, dtype: str) -> None:
+        """NaN stays NaN; infinity does, or becomes the largest value, or all of its head and token becomes NaN."""
+        cache = _native.KVCache(1, 1, 16, 2, 24, dtype)
+        k = np.random.default_rng(8).standard_normal((16, 48)).astype(np.float32)
+        k[[1, 4], [3, 30]], k[2, 23], k[3, 24] = np.nan, np.inf, -np.inf
+        k[5, :24], k[6, 24:], k[7], k[8] = 0, 1e-45, 3e38, 3e-36
+        _native.store(_native.select_isa(isa), POOLS[1], cache, 0, k, -k, np.arange(16))
+        expected = round_to(k.reshape(16, 2, 24), dtype)
+        keys, values = cache.read_block(0, 0)
+        np.testing.assert_array_equal(keys, expected)
+        np.testing.assert_array_equal(values, -expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype, mantissa, bias, largest", [("fp8_e4m3", 3, 7, 448), ("fp8_e5m2", 2, 15, 57344)])
+class TestEightBitFloats:
+    """Against the formats' tables: sign, exponent with a bias, mantissa."""
+
+    def test_rounding(self, isa: str, dtype: str, mantissa: int, bias: int, largest: int) -> None:
+        grid = table_of(mantissa, bias, largest)
+        middle = ((grid[1:] + grid[:-1]) / 2).astype(np.float32)
+        even = np.where(np.arange(len(middle)) % 2, grid[1:], grid[:-1])
+        below, above = (np.nextafter(middle, np.float32(end)) for end in (0, 1e9))
+        x = np.concatenate([grid, middle, below, above, [largest * 1.04, largest * 4, np.inf]]).astype(np.float32)
+        expected = np.concatenate([grid, even, grid[:-1], grid[1:], [largest] * 3])
+        x, expected = (np.resize(np.concatenate([y, -y]), (4, 16, 16)) for y in (x, expected))
+        cache = _native.KVCache(1, 4, 16, 1, 16, dtype)
+        flat = x.reshape(64, 16)
+        _native.store(_native.select_isa(isa), POOLS[1], cache, 0, flat, flat, np.arange(64))
+        for block in range(4):
+            for values in cache.read_block(0, block):
+                np.testing.assert_array_equal(values[:, 0], expected[block])
+        np.testing.assert_array_equal(round_to(x, dtype), expected)
+
+    @pytest.mark.parametrize("heads", [1, 16])
+    def test_every_value_is_read_as_it_is(
+        self, isa: str, dtype: str, mantissa: int, bias: int, largest: int, heads: int
+    ) -> None:
+        """The output of a single key is its value; sixteen heads read one that was widened before."""
+        spec, grid = make_spec(heads, 1, 16), table_of(mantissa, bias, largest)
+        values = np.resize(np.concatenate([grid, -grid, [np.nan]]), (16, 16)).astype(np.float32)
+        engine = Engine(isa, spec, np.random.default_rng(0), dtype, 16, 16 * 16)
+        ones, zeros = np.ones((1, 16 * heads), np.float32), np.zeros((1, 16), np.float32)
+        sequences = [Sequence(ones, zeros, value[None]) for value in values]
+        engine.step([(sequence, 1) for sequence in sequences])
+        for sequence, value in zip(sequences, values, strict=True):
+            np.testing.assert_array_equal(sequence.output.reshape(heads, 16), np.tile(value, (heads, 1)))
+
+    def test_a_key_that_is_no_number_shows(self, isa: str, dtype: str, mantissa: int, bias: int, largest: int) -> None:
+        spec, rng = make_spec(2, 1, 32), np.random.default_rng(0)
+        engine, sequence = Engine(isa, spec, rng, dtype, 16, 32), make_sequence(rng, 20, spec)
+        sequence.k[7, 5] = np.nan
+        for count in (7, 13):
+            engine.step([(sequence, count)])
+        assert not np.isnan(sequence.output[:7]).any() and np.isnan(sequence.output[7:]).all()
+
+
+def table_of(mantissa: int, bias: int, largest: int) -> np.ndarray:
+    """All values that are not negative."""
+    fields = np.arange(128)
+    exponent, fraction = fields >> mantissa, (fields & ((1 << mantissa) - 1)) / (1 << mantissa)
+    values = np.where(exponent, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias))
+    return values[values <= largest]
 
 
 def test_cache_says_its_size_and_its_limits() -> None:
-    for dtype, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
-        expected = 2 * 7 * 32 * 3 * 80 * size  # 72 is stored as 80
+    for dtype, size in (("f32", 320), ("f16", 160), ("bf16", 160), ("fp8_e4m3", 80), ("fp8_e5m2", 80), ("int8", 84)):
+        expected = 2 * 7 * 32 * 3 * size  # 72 is stored as 80; a scale takes 4
         assert _native.KVCache.bytes_per_block(7, 32, 3, 72, dtype) == expected
         assert _native.KVCache(7, 10, 32, 3, 72, dtype).bytes == 10 * expected
     for arguments in ((1, 4, 24, 1, 64), (1, 4, 256, 1, 64), (1, 4, 16, 1, 20), (1, 4, 16, 1, 264), (0, 4, 16, 1, 64)):

@@ -51,7 +51,7 @@ class PagedCache:
         rows = slot_mapping >= 0
         for store, x in ((self.keys[layer], k), (self.values[layer], v)):
             flat = store.reshape(-1, *store.shape[2:])
-            flat[slot_mapping[rows]] = round_to(x[rows], self.dtype).reshape(-1, *store.shape[2:])
+            flat[slot_mapping[rows]] = round_to(x[rows].reshape(-1, *store.shape[2:]), self.dtype)
 
     def read(self, layer: int, block_table: npt.NDArray[np.int32], start: int, end: int) -> tuple[Values, Values]:
         """Keys and values [end - start, kv_heads, head_dim] of the positions [start, end) of one sequence."""

@@ -8,11 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
-StorageType = Literal["f64", "f32", "f16", "bf16"]
+StorageType = Literal["f64", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
+# Bits of mantissa, exponent of the least normal, largest value.
+FP8 = {"fp8_e4m3": (3, -6, 448.0), "fp8_e5m2": (2, -14, 57344.0)}
 
 
 def round_to(x: npt.NDArray[Any], dtype: StorageType) -> Values:
-    """x as it reads back from a store of `dtype`, by way of float32, as every backend computes in it before storing."""
+    """x as it reads back from a store of `dtype`, by way of float32, as every backend computes in it before storing.
+
+    int8 has a scale for each vector, along the last axis.
+    """
     if dtype == "f64":
         return np.asarray(x, np.float64)
     single = np.asarray(x, np.float32)
@@ -21,6 +26,10 @@ def round_to(x: npt.NDArray[Any], dtype: StorageType) -> Values:
     elif dtype == "f16":
         with np.errstate(over="ignore"):  # past the largest float16 is infinity, by definition
             single = single.astype(np.float16).astype(np.float32)
+    elif dtype in FP8:
+        return round_fp8(single.astype(np.float64), *FP8[dtype])
+    elif dtype == "int8":
+        single = round_int8(single)
     return single.astype(np.float64)
 
 
@@ -31,3 +40,25 @@ def round_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         np.float32
     )
     return np.where(np.isnan(x), x, rounded)
+
+
+def round_fp8(x: Values, mantissa: int, least_exponent: int, largest: float) -> Values:
+    """To the nearest, ties to even; beyond the largest value, infinity too, to that; NaN stays NaN."""
+    exponent = np.maximum(np.frexp(x)[1] - 1, least_exponent)  # of infinity, whatever it is
+    step = np.ldexp(1.0, exponent - mantissa)
+    rounded: Values = np.clip(np.rint(x / step) * step, -largest, largest)
+    return rounded
+
+
+def round_int8(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """A vector (last axis) is integers of up to 127 times one scale; all NaN where one of it is not finite.
+
+    In float32, as the kernels do it: which of two integers is nearer may hang on it.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        largest = abs(x).max(axis=-1, keepdims=True)
+        vanishes = largest < np.float32(2.0**-119)
+        inverse = np.where(vanishes, np.float32(0), np.float32(127) / largest)
+        scale = np.where(vanishes, np.float32(0), largest / np.float32(127))
+        scale = np.where(np.isfinite(largest), scale, np.float32(np.nan))
+        return np.rint(x * inverse) * scale
