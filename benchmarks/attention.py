@@ -1,5 +1,6 @@
 """Paged attention against the machine: share of its read bandwidth (decode), of its float32 multiply-adds (prefill).
 
+Of several --type, each call of one is followed by one of the next, and their times are held against those of the first.
 One thread is timed by its own CPU clock, limits too, so that other work on the machine does not count; several are
 timed by the wall.
 """
@@ -10,26 +11,31 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from octavo import _native
 
 MODELS = {"SmolLM2-135M": (9, 3, 64, 0), "Gemma-3-270M": (4, 1, 256, 512), "Gemma-3-270M full": (4, 1, 256, 0)}
+TYPES = ["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
 CACHE_BYTES = 96 << 20  # what the layers of a decode pass together hold, so that none is found in a cache
 
 
 def median_seconds(
-    function: Callable[[], object], clock: Callable[[], float], seconds: float = 0.7, least: int = 5
-) -> float:
-    function()
-    times: list[float] = []
-    while len(times) < least or sum(times) < seconds:
-        start = clock()
+    functions: Sequence[Callable[[], object]], clock: Callable[[], float], seconds: float = 0.7, least: int = 5
+) -> tuple[list[float], list[float]]:
+    """Of each function, called in turn: the median time, and the median of its time by that of the first beside it."""
+    times: list[list[float]] = [[] for _ in functions]
+    for function in functions:
         function()
-        times.append(clock() - start)
-    return statistics.median(times)
+    while len(times[0]) < least or sum(times[0]) < seconds:
+        for function, own in zip(functions, times, strict=True):
+            start = clock()
+            function()
+            own.append(clock() - start)
+    ratios = [statistics.median(a / b for a, b in zip(own, times[0], strict=True)) for own in times]
+    return [statistics.median(own) for own in times], ratios
 
 
 class Case:
@@ -61,7 +67,7 @@ class Case:
         positions = np.arange(context - tokens, context)
         seen = np.minimum(positions + 1, self.window) if self.window else positions + 1
         self.macs = 2.0 * heads * head_dim * float(seen.sum())  # of one layer
-        self.bytes = 2.0 * min(context, self.window or context) * kv_heads * head_dim * (4 if dtype == "f32" else 2)
+        self.bytes = bytes_per_token(model, dtype) * min(context, self.window or context)  # of one layer
 
     def run(self) -> object:
         none, no_slots = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
@@ -71,17 +77,21 @@ class Case:
         )  # fmt: skip
 
 
+def bytes_per_token(model: str, dtype: str) -> float:
+    _, kv_heads, head_dim, _ = MODELS[model]
+    return _native.KVCache.bytes_per_block(1, 16, kv_heads, head_dim, dtype) / 16
+
+
 def decode_layers(model: str, dtype: str, context: int) -> int:
-    _, kv_heads, head_dim, window = MODELS[model]
-    tokens = min(context, window or context)
-    return max(1, CACHE_BYTES // _native.KVCache.bytes_per_block(1, 1, kv_heads, head_dim, dtype) // tokens)
+    tokens = min(context, MODELS[model][3] or context)
+    return max(1, int(CACHE_BYTES / bytes_per_token(model, dtype) / tokens))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--isa", default="", help="instruction set level; the best by default")
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--type", default="bf16", choices=["f32", "f16", "bf16"])
+    parser.add_argument("--type", nargs="*", default=["bf16"], choices=TYPES)
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--model", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--decode", type=int, nargs="*", default=[256, 1024, 4096])
@@ -94,28 +104,36 @@ def main() -> None:
         pool = _native.ThreadPool(threads)
         for model in options.model:
             for kind, context in [*(("decode", n) for n in options.decode), *(("prefill", n) for n in options.prefill)]:
-                tokens, layers = (1, decode_layers(model, options.type, context)) if kind == "decode" else (context, 1)
-                case = Case(isa, pool, model, options.type, options.block_size, context, tokens, layers)
+                tokens = 1 if kind == "decode" else context
+                layers = [decode_layers(model, t, context) if kind == "decode" else 1 for t in options.type]
+                cases = [
+                    Case(isa, pool, model, dtype, options.block_size, context, tokens, count)
+                    for dtype, count in zip(options.type, layers, strict=True)
+                ]
+                clock = time.thread_time if threads == 1 else time.perf_counter
                 before = _native.measure_limits(isa, pool)
-                seconds = median_seconds(case.run, time.thread_time if threads == 1 else time.perf_counter) / layers
+                times, ratios = median_seconds([case.run for case in cases], clock)
                 reads, macs = (max(pair) for pair in zip(before, _native.measure_limits(isa, pool), strict=True))
-                rows.append(
-                    {
-                        "model": model, "kind": kind, "context": context, "threads": threads,
-                        "isa": isa.name, "type": options.type, "microseconds_a_layer": seconds * 1e6,
-                        "bandwidth_share": case.bytes / seconds / reads, "limit_gb_s": reads / 1e9,
-                        "fma_share": case.macs / seconds / macs, "limit_gmac_s": macs / 1e9,
-                    }
-                )  # fmt: skip
+                for dtype, case, count, time_, ratio in zip(options.type, cases, layers, times, ratios, strict=True):
+                    seconds = time_ / count
+                    rows.append(
+                        {
+                            "model": model, "kind": kind, "context": context, "threads": threads,
+                            "isa": isa.name, "type": dtype, "microseconds_a_layer": seconds * 1e6,
+                            "bandwidth_share": case.bytes / seconds / reads, "limit_gb_s": reads / 1e9,
+                            "fma_share": case.macs / seconds / macs, "limit_gmac_s": macs / 1e9,
+                            "of_first": ratio * layers[0] / count,
+                        }
+                    )  # fmt: skip
     if options.json:
         print(json.dumps(rows, indent=1))
         return
     for row in rows:
         print(
-            f"{row['model']:18} {row['kind']:8} {row['context']:6} tokens, {row['threads']} threads: "
+            f"{row['model']:18} {row['kind']:8} {row['context']:6} tokens, {row['threads']} threads, {row['type']:8}: "
             f"{row['microseconds_a_layer']:10.1f} us a layer, "
             f"{row['bandwidth_share']:6.1%} of {row['limit_gb_s']:.1f} GB/s, "
-            f"{row['fma_share']:6.1%} of {row['limit_gmac_s']:.1f} GMAC/s"
+            f"{row['fma_share']:6.1%} of {row['limit_gmac_s']:.1f} GMAC/s, {row['of_first']:.2f} of the first's time"
         )
 
 
