@@ -5,17 +5,24 @@ from __future__ import annotations
 import argparse
 import time
 
-from tests.judges import avx512, grammar, live, neon, parity
+from tests.judges import avx512, grammar, kv_cache, live, neon, parity
 from tests.judges.report import write_result
 
-JUDGES = {"avx512": avx512, "grammar": grammar, "neon": neon, "parity": parity, "tiny": live}
+JUDGES = {
+    "avx512": avx512,
+    "grammar": grammar,
+    "kv-cache": kv_cache,
+    "neon": neon,
+    "parity": parity,
+    "tiny": live,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/judge", description=__doc__)
     parser.add_argument("name", choices=sorted(JUDGES))
     parser.add_argument("--oracle", metavar="PYTHON", help="An interpreter with torch and transformers.")
-    parser.add_argument("--model", nargs="*", help="parity: short names of models.")
+    parser.add_argument("--model", nargs="*", help="parity, kv-cache: short names of models.")
     parser.add_argument("--dtype", nargs="*", default=["auto", "float32"], help="parity: what octavo computes in.")
     parser.add_argument("--reference", metavar="FOLDER", help="parity: where the oracle's logits are, or are kept.")
     parser.add_argument("--seed", type=int, help="tiny: of the weights; grammar: of the schemas.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ MAX_PERPLEXITY_RATIO = 1.01
 QUANTIZATIONS = (("none", 32), ("auto", 32), ("int8", 32), ("int4", 32))
 MAX_INT8_RATIO = 1.01  # of the perplexity of int8 to that of bfloat16
 BYSTANDERS = 4  # requests that are decoded at the same time
+
+Listen = Callable[[str, int, npt.NDArray[np.float32]], None]  # a text, a position of it, its logits
 
 
 def run(options: argparse.Namespace) -> Verdict:
@@ -93,10 +96,23 @@ def tokenize(model: str) -> dict[str, list[int]]:
 def measure(
     config: EngineConfig, prompts: dict[str, list[int]], reference: dict[str, npt.NDArray[np.float32]]
 ) -> Figures:
-    """Runs all texts at once, in company."""
+    """How a model's logits of all texts compare."""
+    figures = Figures()
+
+    def compare(name: str, position: int, logits: npt.NDArray[np.float32]) -> None:
+        figures.add(logits, reference[name][position], prompts[name][position + 1])
+
+    run_texts(config, prompts, compare, figures)
+    return figures
+
+
+def run_texts(config: EngineConfig, prompts: dict[str, list[int]], listen: Listen, figures: Figures) -> None:
+    """Runs all texts at once, in company; `listen` hears the logits of each position that has a next token."""
     model = build(config)
-    figures = Figures(weight_bytes=model.weight_bytes)
-    model.engine.runner = Comparer(model.engine.runner, prompts, reference, figures)
+    figures.weight_bytes = model.weight_bytes
+    figures.cache_tokens = model.engine.scheduler.tables.pools[0].num_blocks * config.block_size
+    listener = Listener(model.engine.runner, listen)
+    model.engine.runner = listener
     add_bystanders(model)
     for name, ids in prompts.items():
         model.engine.add(model.admit(name, ids, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)))
@@ -105,9 +121,8 @@ def measure(
             raise SystemExit("A request ended with an error.")
         figures.steps += 1
     model.close()
-    if len(figures.kl) != sum(len(ids) - 1 for ids in prompts.values()):
+    if listener.positions != sum(len(ids) - 1 for ids in prompts.values()):
         raise SystemExit("Not every position was compared.")
-    return figures
 
 
 def add_bystanders(model: LoadedModel) -> None:
@@ -121,6 +136,7 @@ class Figures:
     """One entry a position that has a next token in its text."""
 
     weight_bytes: int = 0
+    cache_tokens: int = 0
     steps: int = 0
     kl: list[float] = field(default_factory=list)
     same_best: list[bool] = field(default_factory=list)
@@ -166,17 +182,12 @@ class Figures:
         )
 
 
-class Comparer:
-    """A runner around the runner, which compares the logits of the texts' positions before a step overwrites them."""
+class Listener:
+    """A runner around the runner, which hands on the logits of the texts' positions before a step overwrites them."""
 
-    def __init__(
-        self,
-        runner: Any,
-        prompts: dict[str, list[int]],
-        reference: dict[str, npt.NDArray[np.float32]],
-        figures: Figures,
-    ) -> None:
-        self._runner, self._prompts, self._reference, self._figures = runner, prompts, reference, figures
+    def __init__(self, runner: Any, listen: Listen) -> None:
+        self._runner, self._listen = runner, listen
+        self.positions = 0
 
     def launch(self, batch: Batch) -> Any:
         pending = self._runner.launch(batch)
@@ -185,7 +196,8 @@ class Comparer:
         for scheduled in batch.ranges:
             name = scheduled.sequence.request.request_id
             for position in range(*scheduled.prompt_logprob_rows):
-                self._figures.add(logits[row], self._reference[name][position], self._prompts[name][position + 1])
+                self._listen(name, position, logits[row])
+                self.positions += 1
                 row += 1
             row += bool(scheduled.sample_indices)
         return pending
