@@ -1,4 +1,4 @@
-// Pairs of 16-bit floats, for attention and linear kernels: the first or the second of each of W pairs, as float32.
+// Narrow types, for attention and linear kernels: the first or the second of each of W pairs of 16-bit floats, and 8-bit types, as float32.
 #pragma once
 
 namespace octavo::ISA {

@@ -1,5 +1,5 @@
-// Pairs of 16-bit floats, for attention and linear kernels: the first or the second of each of W pairs, as float32; with BF16, their dot
-// product.
+// Narrow types, for attention and linear kernels: the first or the second of each of W pairs of 16-bit floats, and 8-bit types, as float32;
+// with BF16, the dot product of its pairs.
 #pragma once
 
 namespace octavo::ISA {

@@ -1,5 +1,5 @@
-// Pairs of 16-bit floats, for attention and linear kernels: the first or the second of each of W pairs, as float32; and the dot product of
-// pairs of bf16, so that the text which AVX-512 BF16 takes runs on any machine.
+// Narrow types, for attention and linear kernels: the first or the second of each of W pairs of 16-bit floats, and 8-bit types, as float32;
+// and the dot product of pairs of bf16, so that the text which AVX-512 BF16 takes runs on any machine.
 #pragma once
 
 #define OCTAVO_PAIRED_BF16 1
