@@ -30,7 +30,7 @@ class BestOf:
     def _choose(self) -> list[SequenceOutput]:
         n = self._params.n
         for line in self._lines:
-            if line.finish_reason in ("abort", "error"):
+            if line.finish_reason in ("abort", "error", "timeout"):
                 return [end_of(line.request_id, index, line.finish_reason, line.error) for index in range(n)]
         prompt_logprobs = self._lines[0].prompt_logprobs
         best = sorted(self._lines, key=_mean_logprob, reverse=True)[:n]  # stable: of equal ones the first
