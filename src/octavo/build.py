@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import _native
 from octavo._version import __version__
-from octavo.config import KV_CACHE_TYPES, EngineConfig
+from octavo.config import KV_CACHE_TYPES, EngineConfig, SpeculativeConfig
 from octavo.embedding import Embedding
 from octavo.engine.admission import Limits, admit
 from octavo.engine.drafter import NgramDrafter
 from octavo.engine.engine import Engine
 from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
+from octavo.engine.speculation import Speculation
 from octavo.errors import ConfigError, ModelError, RequestError
 from octavo.model.architectures import Model, load_architecture_file, resolve_model
 from octavo.model.description import Description
@@ -187,7 +188,6 @@ def build(config: EngineConfig) -> LoadedModel:
         raise ConfigError(f"{threads} threads cannot be had: {error}. Use fewer with --threads.") from None
     max_model_len = context_limit(model, config)
     max_rows = max(config.max_num_seqs, MAX_N)  # what sequences leave of them, drafts may take
-    speculation = config.speculative_config
     floats = float_format(config.dtype, tensors)
     targets = choose_targets(tensors, floats, config.quantization, config.quantization_group_size)
     kv_type = KV_CACHE_TYPES.get(config.kv_cache_dtype, floats)
@@ -200,7 +200,6 @@ def build(config: EngineConfig) -> LoadedModel:
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
         max_num_queued=config.max_num_queued_reqs,
         max_num_queued_tokens=config.max_num_queued_tokens or 0,
         kv_dtype=kv_type,
@@ -265,7 +264,7 @@ def build(config: EngineConfig) -> LoadedModel:
             CacheGroup("window" if window else "full", blocks, config.block_size, window)
             for (window, _), blocks in zip(groups, plan.num_blocks, strict=True)
         ],
-        NgramDrafter(speculation.prompt_lookup_max, speculation.prompt_lookup_min) if speculation else None,
+        speculate(config.speculative_config),
     )
     runner = NativeRunner(
         program,
@@ -314,6 +313,12 @@ def build(config: EngineConfig) -> LoadedModel:
         weight_bytes=packed,
         threads=threads,
     )
+
+
+def speculate(asked: SpeculativeConfig | None) -> Speculation:
+    if asked is None:
+        return Speculation()
+    return Speculation(NgramDrafter(asked.prompt_lookup_max, asked.prompt_lookup_min), asked.num_speculative_tokens)
 
 
 def check_format(checkpoint: Checkpoint, config: EngineConfig) -> None:

@@ -64,7 +64,8 @@ def ways(requests: list[Asked], path: Path, common: dict[str, Any]) -> dict[str,
     ) -> Any:
         model, heard = load(path, **common | {"max_num_batched_tokens": 256, "max_num_seqs": 32} | options)
         if drafter is not None:
-            model.engine.scheduler.drafter = drafter
+            speculation = model.engine.scheduler.speculation
+            speculation.drafter, speculation.free_rows = drafter, 1e9  # whether they pay or not
         if warm:
             run_together(model, order)
             heard.logits.clear()
@@ -90,7 +91,8 @@ def ways(requests: list[Asked], path: Path, common: dict[str, Any]) -> dict[str,
     drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     told = {name: [output[0] for output in outputs] for name, outputs in results["alone"][0].items()}
     drafted = run("drafted", requests, drafter=Prophet(told), speculative_config=drafts, threads=2)
-    assert 0 < drafted.num_accepted_tokens < drafted.num_draft_tokens, "drafts were all kept, or none"
+    drafts_of = drafted.speculation
+    assert 0 < drafts_of.num_accepted_tokens < drafts_of.num_draft_tokens, "drafts were all kept, or none"
     assert hits > 0, "the warm cache gave no hits"
     assert preempted.num_preemptions > 0, "the tiny pool did not preempt"
     assert results["budget of 16"][1].chunks > 0, "no prompt was cut into chunks"

@@ -164,9 +164,9 @@ class Engine:
             scheduler.num_prefix_hits // tables.block_size,
             num_evictions,
             num_evictions * tables.block_size,
-            scheduler.num_drafts,
-            scheduler.num_draft_tokens,
-            scheduler.num_accepted_tokens,
+            scheduler.speculation.num_drafts,
+            scheduler.speculation.num_draft_tokens,
+            scheduler.speculation.num_accepted_tokens,
             tables.last_step,
             copy.deepcopy(self.stats),
         )

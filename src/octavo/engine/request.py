@@ -106,6 +106,7 @@ class Sequence:
         "cumulative_logprob",
         "decode",
         "decodes_from",
+        "draft_chance",
         "draft_token_ids",
         "finish_reason",
         "has_penalties",
@@ -164,6 +165,7 @@ class Sequence:
         self.block_keys: list[bytes] = []  # of the full blocks of token_ids, as far as they were needed
         self.shares_tail = False  # the last partial block may be in other tables too: copy before writing
         self.draft_token_ids: list[int] = []  # guesses of the tokens after token_ids
+        self.draft_chance: float | None = None  # of one to be kept, as far as is known
         self.ngrams: tuple[dict[tuple[int, ...], int], array[int]] | None = None  # kept by a drafter
         self.waits_for: bytes | None = None  # key of a block that another sequence is computing
         self.status = Status.WAITING

@@ -9,11 +9,11 @@ from operator import attrgetter
 from octavo.engine import beams
 from octavo.engine.batch import Batch, Output, RangeOutput, ScheduledRange
 from octavo.engine.block_tables import BlockTables, CacheGroup
-from octavo.engine.drafter import Drafter
 from octavo.engine.fair_share import FairQueue
 from octavo.engine.outputs import SequenceOutput, end_of, news_of
 from octavo.engine.request import Request, Sequence, Status, TokenOutput
 from octavo.engine.scheduler_config import SchedulerConfig, check_windows
+from octavo.engine.speculation import Speculation
 from octavo.errors import RequestError, describe
 
 __all__ = ["CacheGroup", "Scheduler", "SchedulerConfig"]
@@ -33,10 +33,12 @@ class Scheduler:
     in which they were scheduled.
     """
 
-    def __init__(self, config: SchedulerConfig, groups: list[CacheGroup], drafter: Drafter | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, groups: list[CacheGroup], speculation: Speculation | None = None
+    ) -> None:
         check_windows(config, groups)
         self.config = config
-        self.drafter = drafter
+        self.speculation = speculation or Speculation()
         self.tables = BlockTables(groups, config.kv_dtype)
         self.waiting = FairQueue()
         self.running: list[Sequence] = []
@@ -45,9 +47,6 @@ class Scheduler:
         self.num_prefix_queries = 0  # tokens
         self.num_prefix_query_blocks = 0  # the full blocks of those tokens
         self.num_prefix_hits = 0  # tokens, in whole blocks
-        self.num_drafts = 0  # ranges that held drafted tokens
-        self.num_draft_tokens = 0
-        self.num_accepted_tokens = 0
         self._arrivals = 0
 
     @property
@@ -129,8 +128,8 @@ class Scheduler:
         batch = Batch(tables.last_step + 1, [], [], [[] for _ in tables.groups])
         if self.running and self.running[-1].order[0] > self.waiting.priority and (head := self.waiting.first()):
             self._yield_to_priority(head)
-        if self.drafter is not None:
-            self._draft(self.drafter)
+        if self.speculation.drafter is not None:
+            self.speculation.draft(self.running, self.waiting.first(), self.config)
         if self._schedule_running(batch) and self.waiting:
             self._schedule_waiting(batch)
         if not batch.ranges:
@@ -172,27 +171,6 @@ class Scheduler:
         return news
 
     # Scheduling: how many tokens, in which blocks.
-
-    def _draft(self, drafter: Drafter) -> None:
-        """Drafts for decoding sequences, oldest first, out of the rows and of half the tokens that others leave."""
-        config, running = self.config, self.running
-        rows = config.max_output_rows - sum(s.num_samples for s in running)
-        if (head := self.waiting.first()) is not None:
-            rows -= head.num_samples
-        room = min(rows, (config.max_num_batched_tokens - len(running)) // 2)
-        for sequence in running:
-            if room < 1:
-                return
-            behind = len(sequence.token_ids) - sequence.num_computed_tokens
-            caught_up = behind == 1 and not sequence.num_pending_samples
-            if caught_up and sequence.num_output_tokens and sequence.search is None:
-                drafts = drafter.draft(sequence, min(room, config.num_speculative_tokens))
-                if (matcher := sequence.matcher) is not None:
-                    # Before min_tokens a draft may lead to where only an end is allowed, which is banned as yet.
-                    early = len(sequence.token_ids) < sequence.min_length
-                    del drafts[0 if early else matcher.count_allowed(drafts) :]
-                sequence.draft_token_ids = drafts
-                room -= len(sequence.draft_token_ids)
 
     def _schedule_running(self, batch: Batch) -> bool:
         """Lets running sequences catch up, oldest first; False where one lacked blocks: nobody new may take any."""
@@ -440,17 +418,9 @@ class Scheduler:
             return
         samples, known = output.samples, end - scheduled.num_drafts
         if scheduled.num_drafts:
-            num_accepted = 0
-            for draft, sample in zip(sequence.draft_token_ids, samples, strict=False):
-                if draft != sample.token_id:
-                    break
-                num_accepted += 1
-            samples = samples[: num_accepted + 1]
-            self.num_drafts += 1
-            self.num_draft_tokens += scheduled.num_drafts
-            self.num_accepted_tokens += num_accepted
+            num_accepted = self.speculation.judge(sequence, scheduled.num_drafts, samples)
             sequence.num_computed_tokens -= scheduled.num_drafts - num_accepted
-            sequence.draft_token_ids.clear()
+            samples = samples[: num_accepted + 1]
             self._extend(sequence, known, samples, known + num_accepted, news)
         elif len(scheduled.sample_indices) == 1:
             self._extend(sequence, known, samples, end, news)

@@ -17,7 +17,6 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0  # most tokens of one sequence in a step; 0: the budget
-    num_speculative_tokens: int = 0  # most tokens that are drafted for a sequence in a step
     max_num_queued: int = 0  # requests that may wait; 0: no bound. Both are kept by the async engine
     max_num_queued_tokens: int = 0  # of prompts that may wait; 0: no bound
     kv_dtype: str = ""  # in the key of every block
