@@ -25,11 +25,15 @@ def main() -> None:
     options.add_argument("--num-speculative-tokens", type=int, default=8)
     options.add_argument("--prompt-lookup-max", type=int, default=4)
     options.add_argument("--prompt-lookup-min", type=int, default=2)
+    options.add_argument("--draft-model", help="Drafts by a model instead of by lookup.")
     options.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64])
     args = options.parse_args()
-    speculation = {"method": "ngram"} | {
-        name: getattr(args, name) for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
-    }
+    speculation: dict[str, Any] = {"num_speculative_tokens": args.num_speculative_tokens}
+    if args.draft_model:
+        speculation |= {"method": "draft_model", "model": args.draft_model}
+    else:
+        lookup = {name: getattr(args, name) for name in ("prompt_lookup_max", "prompt_lookup_min")}
+        speculation |= {"method": "ngram", **lookup}
     shared: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 64, "kv_cache_memory": "768MiB"}
     plain = LLM(**engine_options(args, **shared))
     drafting = LLM(**engine_options(args, **shared, speculative_config=speculation))

@@ -20,7 +20,7 @@ from octavo._version import __version__
 from octavo.config import KV_CACHE_TYPES, EngineConfig, SpeculativeConfig
 from octavo.embedding import Embedding
 from octavo.engine.admission import Limits, admit
-from octavo.engine.drafter import NgramDrafter
+from octavo.engine.drafter import Drafter, NgramDrafter, RunnerDrafts
 from octavo.engine.engine import Engine
 from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
@@ -29,6 +29,8 @@ from octavo.errors import ConfigError, ModelError, RequestError
 from octavo.model.architectures import Model, load_architecture_file, resolve_model
 from octavo.model.description import Description
 from octavo.ops.native import NativeOps
+from octavo.ops.passes import Buffer, Rows
+from octavo.runtime.draft_model import DraftingRunner
 from octavo.runtime.inputs import InputWriter
 from octavo.runtime.kv_cache import CachePlan
 from octavo.runtime.memory import available_memory
@@ -40,6 +42,7 @@ from octavo.runtime.sizing import (
     check_weights_fit,
     context_limit,
     default_threads,
+    group_specs,
     least_budget,
     measured_budget,
     plan_pool,
@@ -50,7 +53,7 @@ from octavo.text.detokenizer import Detokenizer
 from octavo.text.gguf_tokenizer import tokenizer_from_gguf
 from octavo.text.tokenizer import Tokenizer, tokenizer_from_folder
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
-from octavo.weights.packing import pack_weights
+from octavo.weights.packing import Packed, pack_weights
 from octavo.weights.passes import check_head, load_weights
 from octavo.weights.pooling import nested_sizes, pooling_type
 from octavo.weights.quantization import Target, choose_targets, exceptions, float_format, packed_bytes
@@ -164,19 +167,28 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass(frozen=True, eq=False)
+class Files:
+    """A model as its files describe it, and what its matrices are to be packed as."""
+
+    source: ModelSource
+    checkpoint: Checkpoint
+    model: Model
+    tensors: Mapping[str, Tensor]
+    kv_type: str  # what keys and values are kept in: of itself the type that the model computes in
+    targets: Mapping[str, Target]
+
+
 @uncollected()
 def build(config: EngineConfig) -> LoadedModel:
     """Loads the model that `config` names. Raises ModelError and ConfigError, before any weight is read where what is
     wrong can be known by then.
     """
     started = time.monotonic()
-    source = resolve(config.model, config.revision, config.download_dir)
-    checkpoint = open_checkpoint(source.path)
-    check_format(checkpoint, config)
-    model = describe(checkpoint, config)
-    tensors = load_weights(checkpoint, model.weight_names, model.weight_shapes)
-    if model.spare_head is not None:
-        check_head(checkpoint, True, model.weight_names["embed"], model.spare_head)
+    files = open_files(config)
+    checkpoint, model, tensors, targets = files.checkpoint, files.model, files.tensors, files.targets
+    draft_config = draft_model_config(config)
+    draft = open_files(draft_config) if draft_config else None
     try:
         isa = _native.select_isa(config.isa or "")
     except ValueError as error:
@@ -188,9 +200,9 @@ def build(config: EngineConfig) -> LoadedModel:
         raise ConfigError(f"{threads} threads cannot be had: {error}. Use fewer with --threads.") from None
     max_model_len = context_limit(model, config)
     max_rows = max(config.max_num_seqs, MAX_N)  # what sequences leave of them, drafts may take
-    floats = float_format(config.dtype, tensors)
-    targets = choose_targets(tensors, floats, config.quantization, config.quantization_group_size)
-    kv_type = KV_CACHE_TYPES.get(config.kv_cache_dtype, floats)
+    if draft is not None:
+        check_draft_model(draft, model, max_model_len)
+    parts = [files, draft] if draft else [files]
     least = least_budget(config, max_model_len)
     scheduling = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
@@ -202,77 +214,86 @@ def build(config: EngineConfig) -> LoadedModel:
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         max_num_queued=config.max_num_queued_reqs,
         max_num_queued_tokens=config.max_num_queued_tokens or 0,
-        kv_dtype=kv_type,
+        kv_dtype=files.kv_type,
     )
     available = available_memory()
-    check_weights_fit(packed_bytes(tensors, targets), available)
+    check_weights_fit(sum(packed_bytes(part.tensors, part.targets) for part in parts), available)
     # A cache that is refused although nothing else takes memory need not wait for the weights.
-    plan_pool(config, model, kv_type, available, 0, lambda longest: 0, max_model_len, least)
+    specs = [spec for part in parts for spec in group_specs(part.model, config.block_size, part.kv_type)]
+    plan_pool(config, specs, available, 0, lambda longest: 0, max_model_len, least)
     defaults = sampling_defaults(checkpoint, config)
     pooling = config.pooling_type or pooling_type(checkpoint)
     chat_template = read_chat_template(config.chat_template) if config.chat_template is not None else None
+
+    def open_checked_tokenizer() -> Tokenizer:
+        tokenizer = open_tokenizer(checkpoint, config, chat_template)
+        if draft_config and draft:
+            check_vocabulary(tokenizer, open_tokenizer(draft.checkpoint, draft_config, None), draft.source)
+        return tokenizer
+
     with ThreadPoolExecutor(1) as beside:
-        reading = beside.submit(open_tokenizer, checkpoint, config, chat_template)
+        reading = beside.submit(open_checked_tokenizer)
         if checkpoint.kind == "folder" or config.tokenizer is not None:
             reading.result()  # quick, and what is wrong with it is said before any weight is read
         # A GGUF file's tokenizer has to be built, which takes about as long as packing the weights of a small model.
-        weights = pack_weights(tensors, targets, isa, pool)
+        weights = [pack_weights(part.tensors, part.targets, isa, pool) for part in parts]
         tokenizer = reading.result()
 
-    packed = weight_bytes(weights)
-    budget = measured_budget(config, max_model_len, weights, isa, pool)
+    sizes = [weight_bytes(packed) for packed in weights]
+    budget = measured_budget(config, max_model_len, weights[0], isa, pool)
     if budget > least:
         try:  # longer steps need more blocks behind a window
-            plan_pool(config, model, kv_type, available, packed, lambda longest: 0, max_model_len, budget)
+            plan_pool(config, specs, available, sum(sizes), lambda longest: 0, max_model_len, budget)
         except ConfigError:
             budget = least
-    groups = model.config.cache_groups
-    places = {layer: (group, index) for group, (_, layers) in enumerate(groups) for index, layer in enumerate(layers)}
-    ops = NativeOps(
-        isa,
-        {"T": budget, "S": config.max_num_seqs, "R": max_rows},
-        [places[i] for i in range(model.config.num_layers)],
-        len(groups),
-        threads,
-    )
-    logits = model.decoder(model.config, weights, ops)
+    groups = [(part, window, layers) for part in parts for window, layers in part.model.config.cache_groups]
+    capacity: dict[Rows, int] = {"T": budget, "S": config.max_num_seqs, "R": max_rows}
     # Of the row of a beam as many alternatives are needed as there may be beams and ids that end them.
     most_logprobs = max(config.max_logprobs, min(config.max_num_seqs, MAX_N) + MAX_BEAM_STOPS)
     sampling = _native.SampleInputs(max_rows, model.config.vocab_size, most_logprobs, threads)
-    ops.sample(logits, sampling)
+    first_groups = (0, len(model.config.cache_groups))
+    recorded = [
+        record(part.model, packed, sampling, first, isa, capacity, threads)
+        for part, packed, first in zip(parts, weights, first_groups, strict=False)
+    ]
 
     def step_sizes(longest: int) -> tuple[int, int, int, list[int]]:
         blocks = -(-longest // config.block_size)
         return budget, config.max_num_seqs, max_rows, [blocks] * len(groups)
 
     def workspace(longest: int) -> int:
-        return ops.workspace_bytes(longest) + sampling.bytes + _native.StepInputs.bytes(*step_sizes(longest))
+        workspaces = sum(ops.workspace_bytes(longest) for ops, _ in recorded)
+        return workspaces + sampling.bytes + _native.StepInputs.bytes(*step_sizes(longest))
 
-    plan = plan_pool(config, model, kv_type, available, packed, workspace, max_model_len, budget)
+    plan = plan_pool(config, specs, available, sum(sizes), workspace, max_model_len, budget)
     inputs = _native.StepInputs(*step_sizes(plan.max_model_len))
     caches = [
         _native.KVCache(
-            len(layers), blocks, config.block_size, model.config.num_kv_heads, model.config.head_dim, kv_type
+            len(layers), blocks, config.block_size, of.model.config.num_kv_heads, of.model.config.head_dim, of.kv_type
         )
-        for (_, layers), blocks in zip(groups, plan.num_blocks, strict=True)
+        for (of, _, layers), blocks in zip(groups, plan.num_blocks, strict=True)
     ]
-    program = ops.build(pool, inputs, caches, plan.max_model_len)
+    writer, sampler = InputWriter(inputs, config.block_size), BatchSampler(sampling)
+    runners = [
+        NativeRunner(
+            ops.build(pool, inputs, caches, plan.max_model_len),
+            writer,
+            sampler,
+            (logits.offset, logits.width),
+            ops.pooled if ops is recorded[0][0] else None,
+        )
+        for ops, logits in recorded
+    ]
 
     scheduler = Scheduler(
         replace(scheduling, max_model_len=plan.max_model_len, max_num_batched_tokens=budget),
         [
             CacheGroup("window" if window else "full", blocks, config.block_size, window)
-            for (window, _), blocks in zip(groups, plan.num_blocks, strict=True)
+            for (_, window, _), blocks in zip(groups, plan.num_blocks, strict=True)
         ],
-        speculate(config.speculative_config),
+        speculate(config.speculative_config, sum(sizes[1:]) / sizes[0]),
     )
-    runner = NativeRunner(
-        program,
-        InputWriter(inputs, config.block_size),
-        BatchSampler(sampling),
-        (logits.offset, logits.width),
-        ops.pooled,
-    )
+    runner = DraftingRunner(*runners) if draft else runners[0]
     engine = Engine(scheduler, runner, lambda request, index: make_detokenizer(tokenizer, request))
     eos = tokenizer.eos_token_ids | set(model.config.eos_token_ids)
     limits = Limits(
@@ -282,8 +303,15 @@ def build(config: EngineConfig) -> LoadedModel:
         eos_token_ids=frozenset(eos),
         seed=config.seed,
         takes_priority=config.scheduling_policy == "priority",
-        pooling=KINDS if ops.pooled is not None else frozenset(),
+        pooling=KINDS if recorded[0][0].pooled is not None else frozenset(),
     )
+    source = files.source
+    if draft is not None:
+        logger.info(
+            "%s (%s) drafts: %.2f GiB of the weights and %.2f GiB of the KV pool are its own",
+            draft.source.name, draft.model.config.architecture, sizes[1] / GIB,
+            sum(cache.bytes for (part, _, _), cache in zip(groups, caches, strict=True) if part is draft) / GIB,
+        )  # fmt: skip
     report(
         config,
         source,
@@ -292,8 +320,8 @@ def build(config: EngineConfig) -> LoadedModel:
         targets,
         isa.name,
         threads,
-        packed,
-        kv_type,
+        sum(sizes),
+        files.kv_type,
         plan,
         budget,
         time.monotonic() - started,
@@ -310,15 +338,85 @@ def build(config: EngineConfig) -> LoadedModel:
         created=int(time.time()),
         max_logprobs=config.max_logprobs,
         cache_bytes=plan.bytes,
-        weight_bytes=packed,
+        weight_bytes=sum(sizes),
         threads=threads,
     )
 
 
-def speculate(asked: SpeculativeConfig | None) -> Speculation:
+def open_files(config: EngineConfig) -> Files:
+    source = resolve(config.model, config.revision, config.download_dir)
+    checkpoint = open_checkpoint(source.path)
+    check_format(checkpoint, config)
+    model = describe(checkpoint, config)
+    tensors = load_weights(checkpoint, model.weight_names, model.weight_shapes)
+    if model.spare_head is not None:
+        check_head(checkpoint, True, model.weight_names["embed"], model.spare_head)
+    floats = float_format(config.dtype, tensors)
+    targets = choose_targets(tensors, floats, config.quantization, config.quantization_group_size)
+    kv_type = KV_CACHE_TYPES.get(config.kv_cache_dtype, floats)
+    return Files(source, checkpoint, model, tensors, kv_type, targets)
+
+
+def record(
+    model: Model,
+    weights: Mapping[str, Packed],
+    sampling: _native.SampleInputs,
+    first_group: int,
+    isa: _native.KernelTable,
+    capacity: Mapping[Rows, int],
+    threads: int,
+) -> tuple[NativeOps, Buffer]:
+    """The steps of a model whose cache groups are numbered from `first_group` on, and where their logits are."""
+    groups = list(enumerate(model.config.cache_groups, first_group))
+    places = {layer: (group, index) for group, (_, layers) in groups for index, layer in enumerate(layers)}
+    layers = [places[i] for i in range(model.config.num_layers)]
+    ops = NativeOps(isa, capacity, layers, len(groups), threads, first_group=first_group)
+    logits = model.decoder(model.config, weights, ops)
+    ops.sample(logits, sampling)
+    return ops, logits
+
+
+def speculate(asked: SpeculativeConfig | None, draft_cost: float) -> Speculation:
     if asked is None:
         return Speculation()
-    return Speculation(NgramDrafter(asked.prompt_lookup_max, asked.prompt_lookup_min), asked.num_speculative_tokens)
+    drafter: Drafter = NgramDrafter(asked.prompt_lookup_max, asked.prompt_lookup_min)
+    if asked.model is not None:
+        drafter = RunnerDrafts()
+    return Speculation(drafter, asked.num_speculative_tokens, drafter_cost=draft_cost)
+
+
+def draft_model_config(config: EngineConfig) -> EngineConfig | None:
+    """What a draft model is opened with: the model's options, but for those that speak of the model's files."""
+    asked = config.speculative_config
+    if asked is None or asked.model is None:
+        return None
+    quantization = "auto" if config.quantization == "gguf" else config.quantization
+    return replace(
+        config, model=asked.model, revision=None, tokenizer=None, load_format="auto", quantization=quantization
+    )
+
+
+def check_draft_model(draft: Files, model: Model, max_model_len: int) -> None:
+    theirs = draft.model.config
+    if theirs.vocab_size != model.config.vocab_size:
+        raise ConfigError(
+            f"The draft model {draft.source.name} has {theirs.vocab_size} tokens and the model "
+            f"{model.config.vocab_size}; a draft model needs the same vocabulary."
+        )
+    if theirs.max_position < max_model_len:
+        raise ConfigError(
+            f"The draft model {draft.source.name} was made for {theirs.max_position} positions, and max_model_len is "
+            f"{max_model_len}; use --max-model-len {theirs.max_position}."
+        )
+
+
+def check_vocabulary(tokenizer: Tokenizer, draft: Tokenizer, source: ModelSource) -> None:
+    difference = tokenizer.difference(draft)
+    if difference is not None:
+        raise ConfigError(
+            f"The draft model {source.name} has another vocabulary than the model: {difference}. "
+            "A draft model needs the same one."
+        )
 
 
 def check_format(checkpoint: Checkpoint, config: EngineConfig) -> None:

@@ -200,12 +200,13 @@ def context_length(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How tokens are drafted: vLLM's names. ngram: looked up in the sequence's own text."""
+    """How tokens are drafted: vLLM's names. ngram: looked up in the sequence's own text; draft_model: by a model."""
 
     method: str
     num_speculative_tokens: int
     prompt_lookup_max: int  # longest and shortest run of last tokens that is looked for
     prompt_lookup_min: int
+    model: str | None = None  # with draft_model only
 
 
 def speculation(value: Any) -> SpeculativeConfig:
@@ -220,11 +221,18 @@ def speculation(value: Any) -> SpeculativeConfig:
     if not isinstance(value, Mapping):
         raise ValueError('must be a JSON object such as {"method": "ngram", "num_speculative_tokens": 4}')
     given = dict(value)
-    method = given.pop("method", None)
-    if method != "ngram":
-        raise ValueError(f"has the method {method!r}; ngram is the one that is implemented")
+    method = given.pop("method", None) or ("draft_model" if given.get("model") else None)
+    if method not in ("ngram", "draft_model"):
+        raise ValueError(f"has the method {method!r}; ngram and draft_model are those that are implemented")
+    model = None
+    if method == "draft_model":
+        try:
+            model = path_text(given.pop("model", None))
+        except ValueError:
+            raise ValueError("needs the model that drafts: a folder, a .gguf file or an id") from None
     numbers: dict[str, int] = {}
-    for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
+    lookup = ("prompt_lookup_max", "prompt_lookup_min") if method == "ngram" else ()
+    for name in ("num_speculative_tokens", *lookup):
         if given.get(name) is not None:
             try:
                 numbers[name] = whole_number(1, 64)(given[name])
@@ -232,14 +240,14 @@ def speculation(value: Any) -> SpeculativeConfig:
                 raise ValueError(f"has a {name} that {error}") from None
         given.pop(name, None)
     if given:
-        raise ValueError(f"has a field {next(iter(given))!r}, which is not known with ngram")
+        raise ValueError(f"has a field {next(iter(given))!r}, which is not known with {method}")
     if "num_speculative_tokens" not in numbers:
         raise ValueError("needs num_speculative_tokens")
     longest = numbers.get("prompt_lookup_max", numbers.get("prompt_lookup_min", 5))
     shortest = numbers.get("prompt_lookup_min", longest)
     if shortest > longest:
         raise ValueError(f"has a prompt_lookup_min of {shortest} above its prompt_lookup_max of {longest}")
-    return SpeculativeConfig(method, numbers["num_speculative_tokens"], longest, shortest)
+    return SpeculativeConfig(method, numbers["num_speculative_tokens"], longest, shortest, model)
 
 
 class Options:
@@ -378,8 +386,9 @@ class EngineConfig(Options):
     )
     speculative_config: SpeculativeConfig | None = option(
         None,
-        'Draft tokens and compute several at once: \'{"method": "ngram", "num_speculative_tokens": 4}\', with '
-        "prompt_lookup_max and prompt_lookup_min. What is sampled stays the same, bit for bit.",
+        'Draft tokens and compute several at once: {"method": "ngram", "num_speculative_tokens": 4}, with '
+        'prompt_lookup_max and prompt_lookup_min; or {"method": "draft_model", "model": ..., '
+        '"num_speculative_tokens": 4}. What is sampled stays the same, bit for bit.',
         optional(speculation),
         metavar="JSON",
     )

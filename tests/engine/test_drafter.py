@@ -53,6 +53,10 @@ def test_the_form_of_the_option() -> None:
     assert EngineConfig().speculative_config is None
     shortest = EngineConfig(speculative_config={"method": "ngram", "num_speculative_tokens": 2}).speculative_config
     assert shortest == SpeculativeConfig("ngram", 2, 5, 5)
+    by_model = {"model": "path", "num_speculative_tokens": 2}
+    expected = EngineConfig(speculative_config=by_model | {"method": "draft_model"}).speculative_config
+    assert EngineConfig(speculative_config=by_model).speculative_config == expected
+    assert expected is not None and (expected.method, expected.model) == ("draft_model", "path")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,8 @@ def test_the_form_of_the_option() -> None:
         ({"method": "ngram"}, "num_speculative_tokens"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"method": "ngram", "num_speculative_tokens": 4, "model": "x"}, "model"),
+        ({"method": "draft_model", "num_speculative_tokens": 4}, "needs the model"),
+        ({"method": "draft_model", "model": "x", "num_speculative_tokens": 4, "prompt_lookup_max": 2}, "prompt_lookup"),
         (
             {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 4, "prompt_lookup_max": 2},
             "prompt_lookup_min",

@@ -84,6 +84,15 @@ def test_the_fuller_the_step_the_surer_a_draft_must_be(chance: float, most_full:
         assert (len(guesser.counts) > 2) is (1 < count <= most_full) or count == 1 == len(guesser.counts)
 
 
+@pytest.mark.parametrize(("chance", "drafts"), [(0.5, False), (0.9, True)])
+def test_a_drafter_that_costs_as_much_as_the_model_must_be_right(chance: float, drafts: bool) -> None:
+    w, guesser = world(1, 100)
+    w.scheduler.speculation.chance, w.scheduler.speculation.drafter_cost = chance, 1.0
+    w.step()
+    w.step()
+    assert bool(guesser.counts) is drafts
+
+
 def test_a_full_batch_that_cannot_be_drafted_computes_hardly_more_rows() -> None:
     w, guesser = world(64, 90)
     guesser.right = lambda known: False

@@ -16,7 +16,7 @@ from octavo import build as composition
 from octavo.build import build, describe
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, ModelError
-from octavo.runtime.sizing import default_threads, plan_pool
+from octavo.runtime.sizing import default_threads, group_specs, plan_pool
 from octavo.sampling_params import SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
 
@@ -83,7 +83,8 @@ def test_auto_is_the_longest_context_for_which_all_fits(folder: Path, bytes_per_
 
     def plan(config: EngineConfig, length: int) -> int:
         workspace = lambda longest: MIB + bytes_per_token * longest  # noqa: E731
-        return plan_pool(config, model, "bf16", 40 * MIB, MIB, workspace, length, 512).max_model_len
+        specs = group_specs(model, config.block_size, "bf16")
+        return plan_pool(config, specs, 40 * MIB, MIB, workspace, length, 512).max_model_len
 
     longest = plan(asked, 65536)
     assert longest % 16 == 0

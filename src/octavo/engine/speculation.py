@@ -16,10 +16,10 @@ PROBE = 64  # where no draft pays, one is made every so many tokens of a sequenc
 class Speculation:
     """Drafts out of the rows and of half the tokens that a step leaves, as long as they pay, and judges them.
 
-    A step of r rows costs `free_rows` + r. Each row yields a token, a draft's only with the chance that it and all
-    before it are kept; a draft pays where that chance is above what the cost of a row yields in the rest of the step.
-    So a lone sequence drafts on a slight chance, and a full batch on near certainty only. The chance is that of one
-    token, weighted towards the newest drafts.
+    A step of r rows costs `free_rows` + r, and one of a draft model its share of that. Each row yields a token, that of
+    a draft only with the chance that it and all before it are kept; a draft pays where that chance is above what its
+    cost yields in the rest of the step. So a lone sequence drafts on a slight chance, and a full batch on near
+    certainty only. The chance is that of one token, weighted towards the newest drafts.
     """
 
     def __init__(
@@ -43,33 +43,39 @@ class Speculation:
         """Drafts for decoding sequences, oldest first; `next_in` is the one that waits for a place in the step."""
         if self.drafter is None or not running:
             return
-        rows = config.max_output_rows - sum(s.num_samples for s in running)
-        tokens = sum(len(s.token_ids) - s.num_computed_tokens for s in running)
+        tokens, rows = 0, config.max_output_rows
+        for sequence in running:
+            tokens += len(sequence.token_ids) - sequence.num_computed_tokens
+            rows -= sequence.num_samples
         if next_in is not None:
             rows -= next_in.num_samples
             tokens += len(next_in.token_ids) if len(running) < config.max_num_seqs else 0
         tokens = max(1, min(tokens, config.max_num_batched_tokens))
         room = min(rows, (config.max_num_batched_tokens - len(running)) // 2)
         # What the step yields and costs, with the drafts made so far.
-        expected, cost = float(tokens), self.free_rows + tokens
+        expected, cost = float(tokens), (self.free_rows + tokens) * (1.0 + self.drafter_cost)
         price = 1.0 + self.drafter_cost * (1.0 + self.free_rows / len(running))
         for sequence in running:
             if room < 1:
                 return
             known = len(sequence.token_ids)
-            if known - sequence.num_computed_tokens != 1 or sequence.num_pending_samples or not _is_drafted(sequence):
+            chance = self.chance if sequence.draft_chance is None else sequence.draft_chance
+            if chance * cost <= expected * price and (known + sequence.order[1]) % PROBE:
+                continue
+            behind = known - sequence.num_computed_tokens
+            if behind != 1 or sequence.num_pending_samples or known == sequence.num_prompt_tokens:
+                continue
+            if sequence.search is not None:  # the tokens of beams are not sampled
                 continue
             most = min(room, self.most, sequence.max_length - known - 1)  # the last token is not computed
-            chance = kept = self.chance if sequence.draft_chance is None else sequence.draft_chance
-            count = 0
-            while count < most and kept * cost > expected * price:
-                count += 1
-                expected, cost, kept = expected + kept, cost + price, kept * chance
-            if count == 0 and most > 0 and (known + sequence.order[1]) % PROBE == 0:
-                count = 1
-            if count:
-                sequence.draft_token_ids = self.drafter.draft(sequence, count)
-                room -= len(sequence.draft_token_ids)
+            count = min(most, max(1, _most_that_pay(chance, price, expected, cost, most)))
+            if count < 1:
+                continue
+            drafts = sequence.draft_token_ids = self.drafter.draft(sequence, count)
+            del drafts[_num_allowed(sequence, drafts) :]
+            room -= len(drafts)
+            expected += sum(chance**place for place in range(1, len(drafts) + 1))
+            cost += price * len(drafts)
 
     def judge(self, sequence: Sequence, count: int, samples: list[TokenOutput]) -> int:
         """How many of a sequence's `count` drafts, the first ones, are what was sampled; they are done with."""
@@ -86,11 +92,24 @@ class Speculation:
         return accepted
 
 
+def _num_allowed(sequence: Sequence, drafts: list[int]) -> int:
+    """How many of a sequence's drafts, from the first on, its grammar allows: none of those that are not known yet."""
+    if sequence.matcher is None:
+        return len(drafts)
+    # Before min_tokens a draft may lead to where only an end is allowed, which is banned as yet.
+    early = len(sequence.token_ids) < sequence.min_length
+    return 0 if early or -1 in drafts else sequence.matcher.count_allowed(drafts)
+
+
+def _most_that_pay(chance: float, price: float, expected: float, cost: float, most: int) -> int:
+    """How many drafts of one sequence raise what a step yields for its cost."""
+    count, kept = 0, chance
+    while count < most and kept * cost > expected * price:
+        count, expected, cost, kept = count + 1, expected + kept, cost + price, kept * chance
+    return count
+
+
 def _weighted(chance: float, weight: float, accepted: int, count: int) -> float:
     """The chance after so many tokens were accepted, and one rejected where not all were."""
     chance = 1.0 - (1.0 - chance) * (1.0 - weight) ** accepted
     return chance if accepted == count else chance * (1.0 - weight)
-
-
-def _is_drafted(sequence: Sequence) -> bool:
-    return len(sequence.token_ids) > sequence.num_prompt_tokens and sequence.search is None

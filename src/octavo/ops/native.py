@@ -41,6 +41,8 @@ class NativeOps:
         layers: Sequence[tuple[int, int]],
         num_groups: int,
         threads: int,
+        *,
+        first_group: int = 0,
     ) -> None:
         self._isa = isa
         self._capacity = capacity
@@ -56,7 +58,7 @@ class NativeOps:
         # Known when the Program is built.
         self._caches: Sequence[_native.KVCache] = ()
         self._max_context = 0
-        for group in range(num_groups):
+        for group in range(first_group, first_group + num_groups):
             self._add("update_cache", [], [], self._update_cache(group))
         self.cut()
 

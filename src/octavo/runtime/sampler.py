@@ -116,22 +116,24 @@ class BatchSampler:
         sequence, drafts = scheduled.sequence, scheduled.num_drafts
         request = sequence.request
         self._reports |= sequence.num_logprobs >= 0
-        known = scheduled.start + scheduled.num_tokens - drafts
+        first = scheduled.start + scheduled.num_tokens - drafts
+        known = min(first, len(sequence.token_ids))  # what comes after are drafts
         tokens = self._count(sequence, known, counts) if sequence.has_penalties else None
         self._make_room(len(sources) + drafts + len(scheduled.sample_indices))
         matcher = sequence.matcher
         if matcher is not None:
             self._constrained.append((scheduled, len(sources)))
         for draft in range(drafts + 1):
-            position = known + draft
+            position = first + draft
+            guesses = sequence.draft_token_ids[: position - known]
             bans = position < sequence.min_length and not (matcher is not None and matcher.is_complete)
             bad = _bad_ends(sequence, position) if request.bad_word_ids else NO_TOKENS
             for index in scheduled.sample_indices:
                 row = len(sources)
-                if drafts:  # such rows have counts of their own: they are always written anew
+                if guesses:  # rows behind drafts have counts of their own: they are always written anew
                     self._held[row] = NOTHING
-                self._hold(row, request, (index, bans, bad, tokens), sequence.draft_token_ids[:draft])
-                if drafts:
+                self._hold(row, request, (index, bans, bad, tokens), guesses)
+                if guesses:
                     self._held[row] = NOTHING
                 sources.append(logits)
                 positions.append(position)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from octavo import _native
@@ -105,10 +105,18 @@ def weight_bytes(weights: Mapping[str, Packed]) -> int:
     return sum(w.bytes if isinstance(w, _native.PackedWeight) else w.nbytes for w in weights.values())
 
 
+def group_specs(model: Model, block_size: int, kv_type: str) -> list[GroupSpec]:
+    """The cache groups of a model, with keys and values of a type."""
+    facts, size = model.config, _native.KVCache.bytes_per_block
+    return [
+        GroupSpec(window, len(layers), size(len(layers), block_size, facts.num_kv_heads, facts.head_dim, kv_type))
+        for window, layers in facts.cache_groups
+    ]
+
+
 def plan_pool(
     config: EngineConfig,
-    model: Model,
-    kv_type: str,
+    specs: Sequence[GroupSpec],
     available: int,
     weights: int,
     workspace: Callable[[int], int],
@@ -122,7 +130,7 @@ def plan_pool(
     """
 
     def plan(length: int) -> CachePlan:
-        return _plan(config, model, kv_type, available, weights, workspace(length), length, token_budget)
+        return _plan(config, specs, available, weights, workspace(length), length, token_budget)
 
     if config.max_model_len is None or config.max_model_len > 0:
         return plan(max_model_len)
@@ -142,8 +150,7 @@ def plan_pool(
 
 def _plan(
     config: EngineConfig,
-    model: Model,
-    kv_type: str,
+    specs: Sequence[GroupSpec],
     available: int,
     weights: int,
     workspace: int,
@@ -161,17 +168,6 @@ def _plan(
             f"{available / GIB:.2f} GiB available; lower --kv-cache-memory or --max-num-batched-tokens, "
             "or raise --memory-utilization."
         )
-    facts = model.config
-    specs = [
-        GroupSpec(
-            window,
-            len(layers),
-            _native.KVCache.bytes_per_block(
-                len(layers), config.block_size, facts.num_kv_heads, facts.head_dim, kv_type
-            ),
-        )
-        for window, layers in facts.cache_groups
-    ]
     return plan_cache(
         specs,
         budget,

@@ -204,6 +204,19 @@ class Tokenizer:
             return text.replace("▁", " ").encode() if self._spelling is spell_sentencepiece else text.encode()
         return self._spelling(text)
 
+    def difference(self, other: Tokenizer) -> str | None:
+        """In what two vocabularies differ, or None where each id is the same token in both."""
+        if self.vocab_size != other.vocab_size:
+            return f"{other.vocab_size} tokens instead of {self.vocab_size}"
+        if self.control_ids != other.control_ids or self.eos_token_ids != other.eos_token_ids:
+            ids = self.control_ids ^ other.control_ids or self.eos_token_ids ^ other.eos_token_ids
+            return f"token {min(ids)} is special in one of them only"
+        for token_id in range(self.vocab_size):
+            ours, theirs = self.token_bytes(token_id), other.token_bytes(token_id)
+            if ours != theirs:
+                return f"token {token_id} is {theirs!r} instead of {ours!r}"
+        return None
+
     def is_special(self, token_id: int) -> bool:
         """Whether `token_id` is a control token, which `skip_special_tokens` leaves out of a text."""
         return token_id in self.control_ids
