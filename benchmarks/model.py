@@ -23,9 +23,9 @@ import numpy as np
 from common import Load, engine_options, parser, random_prompt, spread
 
 from octavo import LLM, SamplingParams, _native
-from octavo.build import describe
 from octavo.config import EngineConfig
 from octavo.model.model_config import ModelConfig
+from octavo.model_files import describe
 from octavo.runtime.sizing import default_threads
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.packing import float_format, job

@@ -6,28 +6,34 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from octavo import _native
 from octavo._version import __version__
-from octavo.config import KV_CACHE_TYPES, EngineConfig, SpeculativeConfig
+from octavo.config import EngineConfig, SpeculativeConfig
 from octavo.embedding import Embedding
-from octavo.engine.admission import Limits, admit
+from octavo.engine.admission import Limits
 from octavo.engine.drafter import Drafter, NgramDrafter, RunnerDrafts
 from octavo.engine.engine import Engine
-from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
 from octavo.engine.speculation import Speculation
-from octavo.errors import ConfigError, ModelError, RequestError
-from octavo.model.architectures import Model, load_architecture_file, resolve_model
-from octavo.model.description import Description
+from octavo.errors import ConfigError
+from octavo.loaded_model import LoadedModel, make_detokenizer
+from octavo.model.architectures import Model
+from octavo.model_files import (
+    check_draft_model,
+    check_vocabulary,
+    draft_model_config,
+    open_files,
+    open_tokenizer,
+    read_chat_template,
+    sampling_defaults,
+)
 from octavo.ops.native import NativeOps
 from octavo.ops.passes import Buffer, Rows
 from octavo.runtime.draft_model import DraftingRunner
@@ -48,109 +54,18 @@ from octavo.runtime.sizing import (
     plan_pool,
     weight_bytes,
 )
-from octavo.sampling_params import MAX_BEAM_STOPS, MAX_N, BeamSearchParams, SamplingParams
-from octavo.text.detokenizer import Detokenizer
-from octavo.text.gguf_tokenizer import tokenizer_from_gguf
-from octavo.text.tokenizer import Tokenizer, tokenizer_from_folder
-from octavo.weights.checkpoint import Checkpoint, open_checkpoint
+from octavo.sampling_params import MAX_BEAM_STOPS, MAX_N
+from octavo.text.tokenizer import Tokenizer
 from octavo.weights.packing import Packed, pack_weights
-from octavo.weights.passes import check_head, load_weights
 from octavo.weights.pooling import nested_sizes, pooling_type
-from octavo.weights.quantization import Target, choose_targets, exceptions, float_format, packed_bytes
-from octavo.weights.sources import ModelSource, resolve
-from octavo.weights.tensor import Tensor, dequantize
+from octavo.weights.quantization import Target, exceptions, packed_bytes
+from octavo.weights.sources import ModelSource
+from octavo.weights.tensor import Tensor
 
 if TYPE_CHECKING:
-    from octavo.runtime.grammar import GrammarCompiler
+    pass
 
 logger = logging.getLogger("octavo")
-
-GENERATION_KEYS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model ready to run: what the offline API steps itself, and a server steps on a thread."""
-
-    engine: Engine
-    tokenizer: Tokenizer
-    limits: Limits
-    sampling_defaults: Mapping[str, Any]
-    embedding: Embedding
-    model_names: Sequence[str]
-    model_root: str
-    fingerprint: str
-    created: int
-    max_logprobs: int
-    cache_bytes: int
-    weight_bytes: int
-    threads: int
-
-    @property
-    def max_model_len(self) -> int:
-        return self.limits.max_model_len
-
-    @cached_property
-    def max_token_bytes(self) -> int:
-        return max(len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab_size))
-
-    @cached_property
-    def grammars(self) -> GrammarCompiler:
-        # llguidance takes 40 ms to import, and its own form of the vocabulary longer.
-        from octavo.runtime.grammar import GrammarCompiler
-
-        return GrammarCompiler(self.tokenizer, self.limits.vocab_size, self.limits.eos_token_ids, self.threads)
-
-    def admit(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        prompt: str | None = None,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        tenant: Tenant = EVERYONE,
-        user: str | None = None,
-        timeout: float | None = None,
-        beams: BeamSearchParams | None = None,
-        pooling: str | None = None,
-    ) -> Request:
-        """The admission gate, with what it needs to know of this model. Raises RequestError."""
-        for name in ("logprobs", "prompt_logprobs"):
-            asked = getattr(params, name)
-            if asked is not None and asked > self.max_logprobs:
-                raise RequestError(f"{name} is {asked}; this server gives at most {self.max_logprobs}.", name)
-        request = admit(
-            request_id,
-            prompt_token_ids,
-            params,
-            self.limits,
-            prompt=prompt,
-            bad_word_ids=bad_word_ids(self.tokenizer, params.bad_words or ()),
-            priority=priority,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            user=user,
-            timeout=timeout,
-            beams=beams,
-            pooling=pooling,
-        )
-        self.engine.scheduler.check_fits(request)
-        if params.structured_outputs is None:
-            return request
-        return replace(request, grammar=self.grammars.compile(params.structured_outputs))
-
-    def close(self) -> None:
-        """Frees weights, cache and workspace."""
-        self.engine.close()
 
 
 @contextmanager
@@ -165,18 +80,6 @@ def uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-@dataclass(frozen=True, eq=False)
-class Files:
-    """A model as its files describe it, and what its matrices are to be packed as."""
-
-    source: ModelSource
-    checkpoint: Checkpoint
-    model: Model
-    tensors: Mapping[str, Tensor]
-    kv_type: str  # what keys and values are kept in: of itself the type that the model computes in
-    targets: Mapping[str, Target]
 
 
 @uncollected()
@@ -343,20 +246,6 @@ def build(config: EngineConfig) -> LoadedModel:
     )
 
 
-def open_files(config: EngineConfig) -> Files:
-    source = resolve(config.model, config.revision, config.download_dir)
-    checkpoint = open_checkpoint(source.path)
-    check_format(checkpoint, config)
-    model = describe(checkpoint, config)
-    tensors = load_weights(checkpoint, model.weight_names, model.weight_shapes)
-    if model.spare_head is not None:
-        check_head(checkpoint, True, model.weight_names["embed"], model.spare_head)
-    floats = float_format(config.dtype, tensors)
-    targets = choose_targets(tensors, floats, config.quantization, config.quantization_group_size)
-    kv_type = KV_CACHE_TYPES.get(config.kv_cache_dtype, floats)
-    return Files(source, checkpoint, model, tensors, kv_type, targets)
-
-
 def record(
     model: Model,
     weights: Mapping[str, Packed],
@@ -383,138 +272,6 @@ def speculate(asked: SpeculativeConfig | None, draft_cost: float) -> Speculation
     if asked.model is not None:
         drafter = RunnerDrafts()
     return Speculation(drafter, asked.num_speculative_tokens, drafter_cost=draft_cost)
-
-
-def draft_model_config(config: EngineConfig) -> EngineConfig | None:
-    """What a draft model is opened with: the model's options, but for those that speak of the model's files."""
-    asked = config.speculative_config
-    if asked is None or asked.model is None:
-        return None
-    quantization = "auto" if config.quantization == "gguf" else config.quantization
-    return replace(
-        config, model=asked.model, revision=None, tokenizer=None, load_format="auto", quantization=quantization
-    )
-
-
-def check_draft_model(draft: Files, model: Model, max_model_len: int) -> None:
-    theirs = draft.model.config
-    if theirs.vocab_size != model.config.vocab_size:
-        raise ConfigError(
-            f"The draft model {draft.source.name} has {theirs.vocab_size} tokens and the model "
-            f"{model.config.vocab_size}; a draft model needs the same vocabulary."
-        )
-    if theirs.max_position < max_model_len:
-        raise ConfigError(
-            f"The draft model {draft.source.name} was made for {theirs.max_position} positions, and max_model_len is "
-            f"{max_model_len}; use --max-model-len {theirs.max_position}."
-        )
-
-
-def check_vocabulary(tokenizer: Tokenizer, draft: Tokenizer, source: ModelSource) -> None:
-    difference = tokenizer.difference(draft)
-    if difference is not None:
-        raise ConfigError(
-            f"The draft model {source.name} has another vocabulary than the model: {difference}. "
-            "A draft model needs the same one."
-        )
-
-
-def check_format(checkpoint: Checkpoint, config: EngineConfig) -> None:
-    """Whether the files are what load_format and quantization say they are."""
-    found = "gguf" if checkpoint.kind == "gguf" else "safetensors"
-    if config.load_format not in ("auto", found):
-        raise ConfigError(f"load_format = {config.load_format}, but {checkpoint.path} holds {found}; leave it out.")
-    if config.quantization == "gguf" and found != "gguf":
-        raise ConfigError(f"quantization = {config.quantization}, but {checkpoint.path} holds {found}; leave it out.")
-
-
-def describe(checkpoint: Checkpoint, config: EngineConfig) -> Model:
-    """The checkpoint's architecture and weights, by name."""
-    names = frozenset(checkpoint.names())
-    factors: tuple[float, ...] = ()
-    if checkpoint.kind == "gguf" and "rope_freqs.weight" in names:
-        factors = tuple(float(value) for value in dequantize(checkpoint.tensor("rope_freqs.weight")))
-    asked = config.max_model_len if config.max_model_len and config.max_model_len > 0 else None
-    extra = load_architecture_file(config.architecture) if config.architecture else None
-    try:
-        return resolve_model(Description(checkpoint.config, names, factors, asked), extra)
-    except ModelError as error:
-        raise ModelError(f"{checkpoint.path}: {error}") from None
-
-
-def open_tokenizer(checkpoint: Checkpoint, config: EngineConfig, chat_template: str | None) -> Tokenizer:
-    """The model's tokenizer, or the one that `config` names, with the operator's chat template where one is given."""
-    tokenizer = tokenizer_of(checkpoint, config)
-    if chat_template is not None:
-        tokenizer.chat_templates = {"default": chat_template}
-    return tokenizer
-
-
-def read_chat_template(path: str) -> str:
-    """The source of a template, tried for syntax here so that a broken one stops the start and not the first chat."""
-    from octavo.text.chat_template import ChatTemplate
-
-    try:
-        with open(os.path.expanduser(path), encoding="utf-8") as file:
-            source = file.read()
-        ChatTemplate(source)
-    except OSError as error:
-        raise ConfigError(f"chat_template = {path!r} cannot be read: {error.strerror}.") from None
-    except (UnicodeDecodeError, RequestError) as error:
-        raise ConfigError(f"chat_template = {path!r} is no chat template: {error}.") from None
-    return source
-
-
-def tokenizer_of(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:
-    if config.tokenizer is not None:
-        other = resolve(config.tokenizer, None, config.download_dir)
-        if other.kind == "folder":
-            return tokenizer_from_folder(other.path)
-        checkpoint = open_checkpoint(other.path)
-    if checkpoint.kind == "gguf":
-        return tokenizer_from_gguf(checkpoint.config)
-    return tokenizer_from_folder(checkpoint.path)
-
-
-def make_detokenizer(tokenizer: Tokenizer, request: Request) -> Detokenizer:
-    params = request.params
-    return Detokenizer(
-        tokenizer,
-        stop=params.stop_strings,
-        include_stop_str_in_output=params.include_stop_str_in_output,
-        skip_special_tokens=params.skip_special_tokens,
-        kept_special_token_ids=params.kept_special_token_ids or (),
-        min_tokens=params.min_tokens,
-        prompt_token_ids=request.prompt_token_ids,
-    )
-
-
-def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Each word's tokens, at the start of a text and within one (after a space): both spellings are banned."""
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        # Of white space alone nothing would be left.
-        for spelling in (word.strip(), " " + word.strip()) if word.strip() else (word,):
-            ids = tuple(tokenizer.encode(spelling, add_special_tokens=False))
-            if ids:
-                found[ids] = None
-    return tuple(found)
-
-
-def sampling_defaults(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Any]:
-    """SamplingParams keywords that the model's publisher recommends, unless the user asked for vLLM's own defaults."""
-    if config.generation_config != "auto":
-        return {}
-    given = checkpoint.generation_config
-    defaults = {ours: given[theirs] for theirs, ours in GENERATION_KEYS.items() if given.get(theirs) is not None}
-    try:
-        SamplingParams(**defaults)
-    except RequestError as error:
-        raise ModelError(
-            f"{checkpoint.path}: generation_config.json asks for what is not possible: {error} "
-            "Mend it, or use --generation-config vllm."
-        ) from None
-    return defaults
 
 
 def report(

@@ -9,11 +9,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from octavo.build import LoadedModel, build
+from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.embedding import EmbeddingRequestOutput, PoolingParams
 from octavo.engine.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from octavo.errors import EngineDeadError, GenerationError, RequestError
+from octavo.loaded_model import LoadedModel
 from octavo.prompts import Prompt, cache_salt_of, list_of_prompts, tokenize_prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.tokenizer import Tokenizer

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from tests.judges.report import Verdict, ask_oracle
 
-from octavo.build import LoadedModel, build
+from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.engine.batch import Batch
+from octavo.loaded_model import LoadedModel
 from octavo.sampling_params import SamplingParams
 from octavo.weights.sources import resolve
 

@@ -15,10 +15,11 @@ import gguf
 import numpy as np
 import tiny
 
-from octavo.build import LoadedModel, build
+from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.engine.batch import Batch
 from octavo.engine.outputs import RequestOutput
+from octavo.loaded_model import LoadedModel
 from octavo.sampling_params import SamplingParams
 
 # Stored format of the matrices -> what they are packed as.

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from octavo import LLM, CompletionOutput, RequestOutput, SamplingParams
-from octavo.build import bad_word_ids
 from octavo.errors import ConfigError, EngineDeadError, GenerationError, ModelError, RequestError
+from octavo.loaded_model import bad_word_ids
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 USER = {"role": "user", "content": "hi"}

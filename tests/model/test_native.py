@@ -13,9 +13,10 @@ import pytest
 import tiny
 
 from octavo import _native
-from octavo.build import LoadedModel, build
+from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.engine.batch import Batch
+from octavo.loaded_model import LoadedModel
 from octavo.sampling_params import SamplingParams
 
 GOLDEN = Path(__file__).parents[1] / "golden"

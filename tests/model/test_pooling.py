@@ -11,8 +11,9 @@ import pytest
 import tiny
 
 from octavo import _native
-from octavo.build import LoadedModel, build
+from octavo.build import build
 from octavo.config import EngineConfig
+from octavo.loaded_model import LoadedModel
 from octavo.model.architectures import resolve_model
 from octavo.model.decoder import decoder
 from octavo.model.description import Description

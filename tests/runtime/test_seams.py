@@ -12,11 +12,12 @@ import numpy.typing as npt
 import pytest
 import tiny
 
-from octavo.build import LoadedModel, build
+from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.engine.batch import Batch, RangeOutput
 from octavo.engine.engine import Engine
 from octavo.errors import RequestError
+from octavo.loaded_model import LoadedModel
 from octavo.model.architectures import resolve_model
 from octavo.model.description import Description
 from octavo.ops.reference import PagedCache, ReferenceOps, StepInputs, elementwise

@@ -13,9 +13,10 @@ import tiny
 from recorded import tree
 
 from octavo import build as composition
-from octavo.build import build, describe
+from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, ModelError
+from octavo.model_files import describe
 from octavo.runtime.sizing import default_threads, group_specs, plan_pool
 from octavo.sampling_params import SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
