@@ -57,7 +57,7 @@ def test_aborts_and_errors_end_all_that_is_shown() -> None:
     e.step()
     ends = e.abort("r")
     assert [(end.index, end.finish_reason) for end in ends] == [(0, "abort"), (1, "abort")] and not e._live
-    e.add(request("late", PROMPT, n=2, best_of=4, max_tokens=9, timeout=0.0, arrival_time=time.monotonic()))
+    e.add(request("late", PROMPT, n=2, best_of=4, max_tokens=9, timeout=1e-6, arrival_time=time.monotonic()))
     ends = e.step()
     assert [(end.index, end.finish_reason) for end in ends] == [(0, "timeout"), (1, "timeout")] and not e._live
     broken = run(engine(Broken(outputs=(3,))), request("r", PROMPT, n=2, best_of=4, max_tokens=9))["r"]

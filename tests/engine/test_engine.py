@@ -14,6 +14,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import EVERYONE, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
+from octavo.engine.speculation import Speculation
 from octavo.sampling_params import SamplingParams
 
 PROMPT = [5, 9, 2, 6, 5, 3, 5, 8, 9]
@@ -334,9 +335,10 @@ def test_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, clock = random.Random(seed), Clock()
     monkeypatch.setattr(engine_module, "time", clock)
     tenants = [EVERYONE, Tenant("light", 0.5), Tenant("heavy", 4.0)]
-    config = SchedulerConfig(rng.choice([4, 6]), rng.choice([8, 32]), 48, 32, num_speculative_tokens=3)
+    config = SchedulerConfig(rng.choice([4, 6]), rng.choice([8, 32]), 48, 32)
     groups = [CacheGroup("full", rng.choice([12, 16]), 4)]
-    e = Engine(Scheduler(config, groups, NgramDrafter(3, 1)), FakeRunner(groups), Letters, lookahead=rng.choice([0, 1]))
+    scheduler = Scheduler(config, groups, Speculation(NgramDrafter(3, 1), 3))
+    e = Engine(scheduler, FakeRunner(groups), Letters, lookahead=rng.choice([0, 1]))
     asked, results, late = {}, {}, set()
 
     def take(news: list) -> None:
@@ -386,5 +388,7 @@ def test_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             cut = output.finish_reason in ("abort", "timeout")
             assert output.token_ids == (tokens[: len(output.token_ids)] if cut else tokens)
             assert cut or output.finish_reason == reason
-    assert late and e.scheduler.num_preemptions and e.scheduler.num_drafts, "or this test would prove nothing"
+    assert late and e.scheduler.num_preemptions and e.scheduler.speculation.num_drafts, (
+        "or this test would prove nothing"
+    )
     assert (e._live, e._deadlines, e.snapshot().kv_cache_usage, len(e.scheduler.waiting)) == ({}, [], 0.0, 0)
