@@ -1,4 +1,4 @@
-"""What a step costs besides the native call, in CPU time of its thread: schedule, inputs, commit, text, hand-over."""
+"""What a step costs besides the native call, in CPU time of its thread: schedule, inputs, commit, text."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from octavo.engine.batch import Output, RangeOutput, TokenOutput
-from octavo.engine.request import Request
+from octavo.engine.request import Request, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
 from octavo.sampling_params import SamplingParams
 
@@ -47,7 +47,8 @@ class Arrival:
     def request(self, number: int) -> Request:
         """Its prompt is like no other's, so that nothing is found in the cache."""
         params = SamplingParams(max_tokens=self.output, ignore_eos=True)
-        return Request(str(number), (number + 1,) * self.prompt, params, 0, self.output, NOWHERE, NOWHERE)
+        prompt, tenant = (number + 1,) * self.prompt, Tenant(str(self.tenant))
+        return Request(str(number), prompt, params, 0, self.output, NOWHERE, NOWHERE, tenant=tenant)
 
 
 def arrivals(count: int, rate: float, bursty: bool, tenants: int, seed: int) -> Iterator[Arrival]:
