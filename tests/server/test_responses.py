@@ -161,16 +161,24 @@ def test_logprobs_are_those_of_chat(world: World) -> None:
         ("background", True),
         ("prompt", {"id": "x"}),
         ("truncation", "auto"),
-        ("tools", [{"type": "function", "name": "f", "parameters": {}}]),
-        ("tools", [{"type": "web_search"}]),
-        ("tool_choice", "required"),
+        *(("input", [{"type": "function_call", "call_id": "1", "name": "f", "arguments": a}]) for a in ("{", "5", 5)),
+        ("input", [{"type": "function_call", "name": "f", "arguments": "{}"}]),
+        ("input", [{"type": "function_call_output", "output": "x"}]),
+        ("input", [{"type": "reasoning", "summary": [], "content": [{"type": "text", "text": "x"}]}]),
+        ("tools[0].type", [{"type": "web_search"}]),
+        ("tools[0].name", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools[1].name", [{"type": "function", "name": "f"}] * 2),
+        ("tools[0].parameters", [{"type": "function", "name": "f", "parameters": {"type": "string"}}]),
+        ("tools[0].defer_loading", [{"type": "function", "name": "f", "defer_loading": True}]),
+        *(("tool_choice", value) for value in ("required", "any", {"type": "function"}, {"type": "allowed_tools"})),
+        ("max_tool_calls", 3),
         ("include", ["file_search_call.results"]),
         ("top_logprobs", 3),
         ("service_tier", "flex"),
         ("text", {"verbosity": "low"}),
         ("text", 5),
-        ("text.format", {"type": "xml"}),
-        ("reasoning", {"summary": "detailed"}),
+        *(("text.format", value) for value in ({"type": "xml"}, {"type": "json_schema", "schema": {}}, "text")),
+        *(("reasoning", value) for value in ({"summary": "detailed"}, {"effort": "some"}, {"effort": 5})),
         ("instructions", 5),
         ("metadata", {"a": 5}),
         ("max_output_tokens", -1),
@@ -192,7 +200,7 @@ def test_logprobs_are_those_of_chat(world: World) -> None:
     ],
 )
 def test_what_is_refused_is_named(world: World, name: str, value: Any) -> None:
-    given = {"text": {"format": value}} if name == "text.format" else {name: value}
+    given = {"text": {"format": value}} if name == "text.format" else {name.partition("[")[0]: value}
     before = world.counts()
     for stream in (False, True):
         status, reply = world.raw(URL, **{"input": "hi", "stream": stream} | given)

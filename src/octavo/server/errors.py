@@ -92,16 +92,18 @@ def error_response(error: ApiError, path: str) -> Response:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Tells of a fault by the name that the field at fault has on the route, where the engine has another for it."""
+    """Tells of a fault by the name that the field at fault has on the route, where the engine has another for it.
+
+    The engine's names are patterns: the first that matches is replaced.
+    """
     try:
         yield
     except (RequestError, ApiError) as error:
-        field = re.match(r"\w*", error.param or "")
-        name = field.group() if field else ""
-        if name not in names:
-            raise
-        message, param = (re.sub(rf"^{name}\b", names[name], text) for text in (str(error), error.param or ""))
-        raise bad_request(message, param) from None
+        for ours, theirs in names.items():
+            if re.match(rf"{ours}\b", error.param or ""):
+                message, param = (re.sub(rf"^{ours}\b", theirs, text) for text in (str(error), error.param or ""))
+                raise bad_request(message, param) from None
+        raise
 
 
 async def on_error(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.engine.outputs import Logprobs
+from octavo.engine.outputs import CompletionOutput, SequenceOutput
 from octavo.engine.request import Request as EngineRequest
 from octavo.server.auth import tenant_of
 from octavo.server.context import Call, ServerContext
@@ -18,17 +18,23 @@ from octavo.server.docs import takes
 from octavo.server.errors import ApiError, renamed
 from octavo.server.generation import Generation, raise_for_failure, split_failures
 from octavo.server.logprobs import chat_logprobs
+from octavo.server.parts import Change, Part, Parts, is_json
 from octavo.server.reply import json_reply, stream_reply
 from octavo.server.responses_wire import ResponsesRequest
 from octavo.server.service import Service
 from octavo.server.streaming import event, unless_client_leaves
+from octavo.text.splitter import ReplyFormat
+from octavo.text.tokenizer import Tokenizer
 
 CHAT_NAMES = {
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
     "messages": "input",
     "prompt": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
 }
+# The beginnings of the ids of what a response is made of, by its parts.
+ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
 def router(context: ServerContext) -> APIRouter:
@@ -39,15 +45,13 @@ def router(context: ServerContext) -> APIRouter:
         """Answers a text or a conversation. With stream=true the reply is a stream of numbered, typed events."""
         body = await context.reader.read(http, ResponsesRequest)
         call = context.call("resp", body.model, tenant_of(http), "_")
-        request = await context.off_loop(body, response_request, context, body, call)
+        request, format = await context.off_loop(body, response_request, context, body, call)
         generation = context.start([request])
-        reply = Reply(context.service, body, call, request)
+        reply = Reply(context.service, body, call, request, format)
         if body.stream:
             return stream_reply(context, generation, reply.events(generation), failure=reply.failure, end=b"")
         (whole,) = await unless_client_leaves(http, generation.whole())
-        output = whole.outputs[0]
-        reply.add(output.text, output.token_ids, output.logprobs, whole.num_cached_tokens)
-        reply.end(output.finish_reason)
+        await context.off_loop(body, reply.add, whole.outputs[0], whole.num_cached_tokens)
         return json_reply(reply.response())
 
     @routes.api_route("/v1/responses/{response_id:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
@@ -57,44 +61,43 @@ def router(context: ServerContext) -> APIRouter:
     return routes
 
 
-def response_request(context: ServerContext, body: ResponsesRequest, call: Call) -> EngineRequest:
+def response_request(context: ServerContext, body: ResponsesRequest, call: Call) -> tuple[EngineRequest, ReplyFormat]:
     with renamed(CHAT_NAMES):
-        request, _ = chat_request(context.service, context.dialect, body.chat(), call, max_n=1)
-    return request
+        return chat_request(context.service, context.dialect, body.chat(), call, max_n=1)
 
 
 class Reply:
-    """A response as it grows: one message with one part of text, told whole or by events."""
+    """A response as it grows: messages, reasoning and calls in their order, told whole or by events."""
 
-    def __init__(self, service: Service, body: ResponsesRequest, call: Call, request: EngineRequest) -> None:
+    def __init__(
+        self, service: Service, body: ResponsesRequest, call: Call, request: EngineRequest, format: ReplyFormat
+    ) -> None:
         self._tokenizer = service.tokenizer
         self._body = body
         self._call = call
         self._request = request
-        self._item_id = "msg_" + call.id.partition("_")[2]
+        self._format = format
+        self._parts = Parts(format.splitter())
         self._status = "in_progress"
-        self._text = ""
+        # Of all tokens, as chat has them; there is one message at most where they are asked for.
         self._logprobs: list[dict[str, Any]] = []
-        self._num_output = self._num_cached = 0
+        self._num_told = 0  # of them, by events
+        self._token_ids: list[int] = []
+        self._num_cached = 0
         self._error: dict[str, str] | None = None
         self._sequence_number = 0
 
-    def add(
-        self, text: str, token_ids: list[int], logprobs: Sequence[Logprobs] | None, num_cached: int
-    ) -> list[dict[str, Any]]:
-        """Takes what came; returns the log-probabilities of it, which are empty unless they are included."""
-        shown: list[dict[str, Any]] = []
+    def add(self, output: SequenceOutput | CompletionOutput, num_cached: int) -> list[Change]:
+        """Takes what came, and returns what it changes."""
         if self._body.includes_logprobs:
             count = self._body.top_logprobs or 0
-            shown = chat_logprobs(self._tokenizer, token_ids, logprobs or [], count, False)["content"]
-        self._text += text
-        self._logprobs += shown
-        self._num_output += len(token_ids)
+            entries = chat_logprobs(self._tokenizer, output.token_ids, output.logprobs or [], count, False)
+            self._logprobs += entries["content"]
+        self._token_ids += output.token_ids
         self._num_cached = num_cached
-        return shown
-
-    def end(self, finish_reason: str | None) -> None:
-        self._status = "incomplete" if finish_reason == "length" else "completed"
+        if output.finish_reason is not None:
+            self._status = "incomplete" if output.finish_reason == "length" else "completed"
+        return self._parts.feed(output.text, output.finish_reason is not None)
 
     def response(self) -> dict[str, Any]:
         body, params, status = self._body, self._request.params, self._status
@@ -112,7 +115,7 @@ class Reply:
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "model": self._call.model,
-            "output": [self._item()] if ended else [],
+            "output": [self._item(part, self._status_of(part)) for part in self._parts.all] if ended else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "prompt_cache_key": body.prompt_cache_key,
@@ -122,8 +125,8 @@ class Reply:
             "store": False,
             "temperature": params.temperature,
             "text": {"format": body.text_format},
-            "tool_choice": (body.model_extra or {}).get("tool_choice") or "auto",
-            "tools": [],
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [{"parameters": None, "strict": None, **tool.model_dump()} for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs,
             "top_p": params.top_p,
             "truncation": "disabled",
@@ -131,57 +134,104 @@ class Reply:
             "user": body.user,
         }
 
-    def _item(self) -> dict[str, Any]:
-        begun = self._status != "in_progress" or bool(self._num_output)
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": self._status,
-            "content": [self._part()] if begun else [],
-        }
+    def _status_of(self, part: Part) -> str:
+        """Of a part that has ended."""
+        cut = self._status == "incomplete" and part is self._parts.all[-1]
+        return "incomplete" if cut and not (part.kind == "call" and is_json(part.text)) else "completed"
 
-    def _part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
+    def _id(self, part: Part) -> str:
+        return f"{ID_PREFIXES[part.kind]}_{self._call.id.partition('_')[2]}{part.index:02}"
+
+    def _item(self, part: Part, status: str) -> dict[str, Any]:
+        """The item of the output that a part is; it is empty while it is in progress."""
+        begun = status != "in_progress"
+        item = {"id": self._id(part), "status": status}
+        match part.kind:
+            case "text":
+                return {**item, "type": "message", "role": "assistant", "content": [self._content(part)] * begun}
+            case "reasoning":
+                return {**item, "type": "reasoning", "summary": [], "content": [self._content(part)] * begun}
+            case "call":
+                arguments = part.text if begun else ""
+                call = {"call_id": part.call_id, "name": part.name, "arguments": arguments}
+                return {**item, "type": "function_call", **call}
+
+    def _content(self, part: Part, begun: bool = True) -> dict[str, Any]:
+        text = part.text if begun else ""
+        if part.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        logprobs = self._logprobs if begun else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _usage(self) -> dict[str, Any]:
-        num_input = len(self._request.prompt_token_ids)
+        num_input, num_output = len(self._request.prompt_token_ids), len(self._token_ids)
         return {
             "input_tokens": num_input,
             "input_tokens_details": {"cached_tokens": self._num_cached, "cache_write_tokens": 0},
-            "output_tokens": self._num_output,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": num_input + self._num_output,
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": self._num_reasoning()},
+            "total_tokens": num_input + num_output,
         }
+
+    def _num_reasoning(self) -> int:
+        """Tokens up to the end of the reasoning, its markers included."""
+        if self._format.reasoning is None or all(part.kind != "reasoning" for part in self._parts.all):
+            return 0
+        return count_up_to(self._tokenizer, self._token_ids, self._format.reasoning.end.encode())
 
     # As a stream.
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """The response begins at once; its message opens, grows and closes; it ends with the whole of it again."""
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        item = {"output_index": 0, "item": self._item()}
-        yield (
-            self._event("created", response=self.response())
-            + self._event("in_progress", response=self.response())
-            + self._event("output_item.added", **item)
-            + self._event("content_part.added", **place, part=self._part())
-        )
+        """The response begins at once; its items open, grow and close; it ends with the whole of it again."""
+        yield self._event("created", response=self.response()) + self._event("in_progress", response=self.response())
         async for _, outputs in generation.outputs():
             outputs, failed = split_failures(outputs)
             data = b""
             for output in outputs:
-                shown = self.add(output.text, output.token_ids, output.logprobs, output.num_cached_tokens)
-                if output.text or shown:
-                    data += self._event("output_text.delta", **place, delta=output.text, logprobs=shown)
+                data += b"".join(self._told(change) for change in self.add(output, output.num_cached_tokens))
                 if output.finish_reason is not None:
-                    self.end(output.finish_reason)
-                    data += self._event("output_text.done", **place, text=self._text, logprobs=self._logprobs)
-                    data += self._event("content_part.done", **place, part=self._part())
-                    data += self._event("output_item.done", output_index=0, item=self._item())
                     data += self._event(self._status, response=self.response())
             if data:
                 yield data
             raise_for_failure(failed)
+
+    def _told(self, change: Change) -> bytes:
+        part = change.part
+        place: dict[str, Any] = {"item_id": self._id(part), "output_index": part.index}
+        if part.kind != "call":
+            place["content_index"] = 0
+        match change.what:
+            case "begin":
+                told = self._event("output_item.added", output_index=part.index, item=self._item(part, "in_progress"))
+                if part.kind != "call":
+                    told += self._event("content_part.added", **place, part=self._content(part, begun=False))
+                return told
+            case "grow":
+                return self._delta(part, place, change.text)
+            case "end":
+                # A token that ends a message may have no text.
+                late = part.kind == "text" and self._num_told < len(self._logprobs)
+                told = self._delta(part, place, "") if late else b""
+                if part.kind == "call":
+                    told += self._event("function_call_arguments.done", **place, name=part.name, arguments=part.text)
+                else:
+                    told += (
+                        self._event("output_text.done", **place, text=part.text, logprobs=self._logprobs)
+                        if part.kind == "text"
+                        else self._event("reasoning_text.done", **place, text=part.text)
+                    ) + self._event("content_part.done", **place, part=self._content(part))
+                item = self._item(part, self._status_of(part))
+                return told + self._event("output_item.done", output_index=part.index, item=item)
+
+    def _delta(self, part: Part, place: dict[str, Any], text: str) -> bytes:
+        match part.kind:
+            case "text":
+                shown, self._num_told = self._logprobs[self._num_told :], len(self._logprobs)
+                return self._event("output_text.delta", **place, delta=text, logprobs=shown)
+            case "reasoning":
+                return self._event("reasoning_text.delta", **place, delta=text)
+            case "call":
+                return self._event("function_call_arguments.delta", **place, delta=text)
 
     def failure(self, error: ApiError) -> bytes:
         self._status = "failed"
@@ -196,3 +246,13 @@ class Reply:
         self._sequence_number += 1
         name = f"response.{kind}"
         return event({"type": name, "sequence_number": number, **fields}, name)
+
+
+def count_up_to(tokenizer: Tokenizer, token_ids: Sequence[int], end: bytes) -> int:
+    """How many tokens it takes until their text holds `end`; all of them if it never does."""
+    data = b""
+    for count, token_id in enumerate(token_ids, 1):
+        data = data[-len(end) :] + tokenizer.token_bytes(token_id)
+        if end in data:
+            return count
+    return len(token_ids)
