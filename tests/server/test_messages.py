@@ -84,7 +84,7 @@ def test_why_it_ended_whole_and_streamed(world: World, body: dict[str, Any], rea
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
     events = list(told(world, messages=USER, **body))
     kinds = [event["type"] for event in events]
-    assert kinds[:3] == ["message_start", "content_block_start", "ping"]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert set(kinds[3:-3]) <= {"content_block_delta"}
     streamed = joined(events)
@@ -175,9 +175,25 @@ def refused(status: int, reply: dict[str, Any], expected: int = 400) -> str:
         ("top_k", 1.5),
         ("top_p", 2),
         ("stop", ["x"]),
-        ("tools", [{"name": "f", "input_schema": {}}]),
-        ("tool_choice", {"type": "any"}),
-        ("thinking", {"type": "enabled", "budget_tokens": 1024}),
+        ("messages", [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {}}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]),
+        ("messages", [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]),
+        ("tools[0].type", [{"type": "bash_20250124", "name": "bash"}]),
+        ("tools[0].input_schema", [{"name": "f"}]),
+        ("tools[0].input_schema", [{"name": "f", "input_schema": {"type": "string"}}]),
+        ("tools[0].name", [{"name": "a b", "input_schema": {}}]),
+        ("tools[1].name", [{"name": "f", "input_schema": {}}] * 2),
+        ("tools[0].input_examples", [{"name": "f", "input_schema": {}, "input_examples": [{}]}]),
+        *(
+            ("tool_choice", value)
+            for value in ({"type": "any"}, {"type": "tool", "name": "f"}, {"type": "tool"}, "any")
+        ),
+        ("tool_choice", {"type": "auto", "disable_parallel_tool_use": "yes"}),
+        ("thinking.type", {"type": "enabled", "budget_tokens": 1024}),
+        ("thinking.display", {"type": "adaptive", "display": "all"}),
+        ("output_config.format", {"format": {"type": "xml"}}),
+        ("output_config.task_budget", {"task_budget": {"total": 5}}),
         ("container", "x"),
         ("mcp_servers", [{}]),
         ("service_tier", "fast"),
@@ -191,7 +207,8 @@ def refused(status: int, reply: dict[str, Any], expected: int = 400) -> str:
 )
 def test_what_is_refused_is_named_in_anthropics_shape(world: World, name: str, value: Any) -> None:
     before = world.counts()
-    message = refused(*world.raw(URL, **{"messages": USER, "max_tokens": 5, name: value}))
+    field = name.partition(".")[0].partition("[")[0]
+    message = refused(*world.raw(URL, **{"messages": USER, "max_tokens": 5, field: value}))
     assert name in message
     assert world.counts() == before
 

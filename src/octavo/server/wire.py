@@ -244,8 +244,11 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = None
 
 
+ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:/-]+$")]
+
+
 class FunctionTool(WireModel):
-    name: str = Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:/-]+$")
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
