@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import jsonschema
 import openai
 import pytest
+from anthropic.types import Message
+from openai.types.responses import Response
 from real_server import RealServer
-from server_world import chunks, joined, wait_until
+from server_world import chunks, joined, strict, wait_until
 from test_tools import TEMPLATE
 
 sys.path.append(str(Path(__file__).parents[1] / "model"))
@@ -133,14 +136,14 @@ def test_strict_tools_hold_calls_that_need_not_be_made(server: RealServer) -> No
         "messages": USER, "parallel_tool_calls": False, "temperature": 1.5, "max_tokens": 200,
         "logit_bias": {MARKERS["[TOOL_CALLS]"]: 100},
     }  # fmt: skip
-    for strict in (True, False):
-        tools = [{"type": "function", "function": {"name": "pick", "parameters": PICK, "strict": strict}}]
+    for held in (True, False):
+        tools = [{"type": "function", "function": {"name": "pick", "parameters": PICK, "strict": held}}]
         for seed in range(3):
             whole = server.post(URL, **body, tools=tools, seed=seed)["choices"][0]
             streamed = stream(server, **body, tools=tools, seed=seed)["choices"][0]
             assert whole["message"]["content"] == streamed["message"]["content"]
-            assert ("tool_calls" in whole["message"]) is ("tool_calls" in streamed["message"]) is strict
-            if strict:
+            assert ("tool_calls" in whole["message"]) is ("tool_calls" in streamed["message"]) is held
+            if held:
                 assert calls_of(whole) == calls_of(streamed) and whole["message"]["content"] is None
                 assert whole["finish_reason"] == streamed["finish_reason"] == "tool_calls"
     del body["logit_bias"]
@@ -159,3 +162,57 @@ def test_what_cannot_be_enforced_is_refused(server: RealServer, schema: dict[str
     )
     assert status == 400 and reply["error"]["param"] == "tool_choice"
     wait_until(server.is_idle, 30)
+
+
+def test_responses_and_messages_have_the_calls_of_chat(server: RealServer) -> None:
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    own = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+    shared = {"seed": 2, "temperature": 1.5}
+    for name in (None, "pick"):
+        chosen: Any = {"type": "function", "function": {"name": name}} if name else "required"
+        chat = {**shared, "messages": USER, "tools": TOOLS, "tool_choice": chosen, "parallel_tool_calls": False}
+        (call,) = calls_of(server.post(URL, **chat, max_tokens=400)["choices"][0])
+        chosen = {"type": "function", "name": name} if name else "required"
+        body = {**shared, "input": USER, "tools": flat, "tool_choice": chosen, "parallel_tool_calls": False}
+        reply = strict(Response, server.post("/v1/responses", **body, max_output_tokens=400))
+        (item,) = reply["output"]
+        assert (item["name"], item["arguments"]) == call and reply["status"] == item["status"] == "completed"
+        chosen = {"type": "tool", "name": name} if name else {"type": "any"}
+        asked: Any = {
+            **shared, "messages": USER, "tools": own, "tool_choice": {**chosen, "disable_parallel_tool_use": True},
+        }  # fmt: skip
+        message = strict(Message, server.post("/v1/messages", **asked, max_tokens=400))
+        (block,) = message["content"]
+        assert (block["name"], block["input"]) == (call[0], json.loads(call[1])) and message[
+            "stop_reason"
+        ] == "tool_use"
+
+
+def test_calls_that_are_cut_are_what_the_official_clients_make_of_them(server: RealServer) -> None:
+    own: Any = [{"name": "pick", "input_schema": PICK}]
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="any") as client,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY") as other,
+    ):
+        model = other.models.list().data[0].id
+        for length in (1, 12, 30, 60):
+            asked: Any = {"model": model, "messages": USER, "tools": own, "tool_choice": {"type": "any"}}
+            asked |= {"max_tokens": length, "extra_body": {"temperature": 0}}
+            whole = client.messages.create(**asked)
+            with client.messages.stream(**asked) as stream:
+                final = stream.get_final_message()
+            assert final.stop_reason == whole.stop_reason
+            assert [b.to_dict() | {"id": None} for b in final.content] == [
+                b.to_dict() | {"id": None} for b in whole.content
+            ]
+            body: Any = {"model": model, "input": USER, "tools": [{"type": "function", **TOOLS[0]["function"]}]}  # type: ignore[dict-item]
+            body |= {"tool_choice": "required", "max_output_tokens": length, "temperature": 0}
+            response = other.responses.create(**body)
+            with other.responses.stream(**body) as told:
+                last = [event.response for event in told if event.type.endswith(("completed", "incomplete"))][-1]  # type: ignore[union-attr]
+            assert response.status == last.status and len(response.output) == len(last.output)
+            for one, two in zip(response.output, last.output, strict=True):
+                assert one.type == two.type
+                if one.type == "function_call" and two.type == "function_call":
+                    assert (one.arguments, one.status) == (two.arguments, two.status)
+                    assert (one.status == "completed") is one.arguments.endswith("}")

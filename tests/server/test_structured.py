@@ -9,13 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import anthropic
 import openai
 import pydantic
 import pytest
+from openai.types.responses import Response
 from real_server import RealServer
-from server_world import chunks, joined, wait_until
+from server_world import chunks, joined, strict, wait_until
 
 sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("model", "judges"))
 
@@ -30,6 +32,8 @@ PERSON: dict[str, Any] = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+
+BAD = {"type": "array", "uniqueItems": True}  # what cannot be enforced
 
 
 @pytest.fixture(scope="module")
@@ -236,11 +240,19 @@ def test_huge_constraints_beside_a_stream(server: RealServer) -> None:
     probe(server)
 
 
-def test_the_official_client_parses(server: RealServer) -> None:
-    class Person(pydantic.BaseModel):
-        name: str = pydantic.Field(max_length=8)
-        age: int = pydantic.Field(ge=0, le=99)
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=8)
+    age: int = pydantic.Field(ge=0, le=99)
 
+
+class Choice(pydantic.BaseModel):
+    """Nothing of it is a keyword that Anthropic's client leaves to its own check."""
+
+    size: Literal["small", "large"]
+    sure: bool
+
+
+def test_the_official_clients_parse(server: RealServer) -> None:
     with openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY", timeout=60) as client:
         model = client.models.list().data[0].id
         reply = client.chat.completions.parse(
@@ -248,3 +260,39 @@ def test_the_official_client_parses(server: RealServer) -> None:
         )
         person = reply.choices[0].message.parsed
         assert isinstance(person, Person) and 0 <= person.age <= 99
+        response = client.responses.parse(model=model, input="hi", text_format=Person, temperature=1.5)
+        assert isinstance(response.output_parsed, Person)
+    with anthropic.Anthropic(base_url=server.url, api_key="any", timeout=60) as other:
+        message = other.messages.parse(
+            model=model,
+            messages=[{"role": "user", "content": "hi"}],
+            max_tokens=300,
+            output_format=Choice,
+            extra_body={"temperature": 1},
+        )
+        assert isinstance(message.parsed_output, Choice)
+
+
+def test_the_same_constraint_gives_the_same_text_on_every_route(server: RealServer) -> None:
+    asked: dict[str, Any] = {"temperature": 1.5, "seed": 3}
+    named = {"name": "person", "schema": PERSON, "strict": True}
+    text, _ = ask(server, **asked, response_format={"type": "json_schema", "json_schema": named})
+    assert not fault(PERSON, text)
+    body = {**asked, "input": USER, "max_output_tokens": 300}
+    reply = server.post("/v1/responses", **body, text={"format": {"type": "json_schema", **named}})
+    strict(Response, reply)
+    assert reply["output"][0]["content"][0]["text"] == text
+    config = {"format": {"type": "json_schema", "schema": PERSON}}
+    message = server.post("/v1/messages", **asked, messages=USER, max_tokens=300, output_config=config)
+    assert message["content"] == [{"type": "text", "text": text}]
+    text, _ = ask(server, **asked, response_format={"type": "json_object"})
+    reply = server.post("/v1/responses", **body, text={"format": {"type": "json_object"}})
+    assert reply["output"][0]["content"][0]["text"] == text
+    status, reply = server.raw(
+        "/v1/responses", **body, text={"format": {"type": "json_schema", **named, "schema": BAD}}
+    )
+    assert status == 400 and reply["error"]["param"] == "text.format"
+    status, reply = server.raw(
+        "/v1/messages", messages=USER, max_tokens=5, output_config={"format": {**config["format"], "schema": BAD}}
+    )
+    assert status == 400 and "output_config.format" in reply["error"]["message"]
