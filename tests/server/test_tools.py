@@ -205,6 +205,15 @@ class TestReasoning:
         message = both(tools_world, 5, messages=messages, continue_final_message=True)["message"]
         assert message["reasoning"] == "Should I?" and message["content"] == CALL
 
+    def test_is_not_what_a_constraint_makes_of_the_reply(self, tools_world: World) -> None:
+        body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}, "tools": TOOLS}
+        assert both(tools_world, 1, **body)["message"]["reasoning"] == "Plain words."
+        for constraint in ({"response_format": {"type": "json_object"}}, {"guided_choice": ["a", "b"]}):
+            message = both(tools_world, 1, **body, **constraint)["message"]
+            assert message["content"] == "Plain words." and "reasoning" not in message
+        reply = both(tools_world, 0, **body, structured_outputs={"regex": ".*"})["message"]
+        assert reply["reasoning"].startswith("Let me see.")
+
     def test_is_content_where_the_operator_says_so(self, make_world: Callable[..., World]) -> None:
         world = make_world(template=TEMPLATE, texts=TEXTS, reasoning_parser="none")
         assert both(world, 4)["message"]["content"] == TEXTS[4]
@@ -241,6 +250,13 @@ class TestOtherFormats:
         prompt = world.post("/detokenize", tokens=tokens)["prompt"]
         assert prompt.startswith("<|im_start|>system\nYou can use these tools") and '"The weather of a place"' in prompt
         assert world.post(URL, messages=say(0), tools=TOOLS, return_token_ids=True)["prompt_token_ids"] == tokens
+
+    def test_json_that_is_asked_for_is_no_call(self, make_world: Callable[..., World]) -> None:
+        text = '[{"name": "now", "arguments": {}}]'
+        world = make_world(texts=[text])
+        assert calls_of(both(world, 0, tools=TOOLS)) == [("now", "{}")]
+        choice = both(world, 0, tools=TOOLS, response_format={"type": "json_schema", "json_schema": {"schema": {}}})
+        assert choice["message"]["content"] == text and not calls_of(choice)
 
     def test_the_flag_goes_before_the_template(self, make_world: Callable[..., World]) -> None:
         text = "<function_calls>now()</function_calls>"

@@ -80,6 +80,9 @@ def chat_request(
             'for. Leave one of them out, or use tool_choice "auto".',
             "tool_choice",
         )
+    if (asked := params.structured_outputs) is not None and (asked.json or asked.json_object or asked.choice):
+        # From its first token on the reply is that, also where the prompt opens reasoning or calls are JSON too.
+        dialect, tools = replace(dialect, reasoning=None), {}
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
     format = reply_format(
         dialect,
