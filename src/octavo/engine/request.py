@@ -4,15 +4,14 @@ import sys
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo.engine.grammar import Grammar, Matcher
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.engine.batch import ScheduledRange
     from octavo.engine.beams import BeamSearch
-
-if TYPE_CHECKING:
     from octavo.engine.fair_share import Share
 
 
@@ -154,7 +153,7 @@ class Sequence:
         # In the grammar, past the committed tokens: kept as they are when the sequence is preempted.
         self.matcher: Matcher | None = request.grammar.matcher() if request.grammar is not None else None
         self.decodes_from = _decodes_from(request)
-        self.decode: Any = None  # its plain decode (see Batch), kept from step to step while it runs
+        self.decode: ScheduledRange | None = None  # its plain decode (see Batch), kept from step to step while it runs
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # of the prompt, found in the cache at the first admission
         self.num_pending_samples = 0  # sampled by steps that are not committed yet
