@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from octavo import _native
 from octavo._version import __version__
@@ -61,9 +60,6 @@ from octavo.weights.pooling import nested_sizes, pooling_type
 from octavo.weights.quantization import Target, exceptions, packed_bytes
 from octavo.weights.sources import ModelSource
 from octavo.weights.tensor import Tensor
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("octavo")
 
@@ -268,9 +264,11 @@ def record(
 def speculate(asked: SpeculativeConfig | None, draft_cost: float) -> Speculation:
     if asked is None:
         return Speculation()
-    drafter: Drafter = NgramDrafter(asked.prompt_lookup_max, asked.prompt_lookup_min)
+    drafter: Drafter
     if asked.model is not None:
         drafter = RunnerDrafts()
+    else:
+        drafter = NgramDrafter(asked.prompt_lookup_max, asked.prompt_lookup_min)
     return Speculation(drafter, asked.num_speculative_tokens, drafter_cost=draft_cost)
 
 
