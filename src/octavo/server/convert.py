@@ -12,7 +12,7 @@ from octavo.sampling_params import BeamSearchParams, OutputKind, SamplingParams
 from octavo.server.context import Call
 from octavo.server.errors import bad_request
 from octavo.server.service import Service
-from octavo.server.structured import constraint, renamed
+from octavo.server.structured import constraint, named_after
 from octavo.server.tools import (
     PROMPT_END_TOKENS,
     Dialect,
@@ -103,7 +103,7 @@ def chat_request(
         calls = constraint_of_calls(format, service.tokenizer.control_texts)
         return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format
     except RequestError as error:
-        raise renamed(error, "tools") from None
+        raise named_after(error, "tools") from None
 
 
 def sampling_params(service: Service, body: SamplingFields, **overrides: Any) -> SamplingParams:
@@ -247,7 +247,7 @@ def _admit(
         if error.param == "beam_width":  # as the client calls it
             error.param = num_sequences(body, params)[0]
         found = constraint(body)
-        raise renamed(error, found[0] if found else "structured_outputs") from None
+        raise named_after(error, found[0] if found else "structured_outputs") from None
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:

@@ -35,10 +35,10 @@ def constraint(body: SamplingFields) -> tuple[str, StructuredOutputsParams] | No
     try:
         return field, StructuredOutputsParams(**options)
     except RequestError as error:
-        raise renamed(error, field) from None
+        raise named_after(error, field) from None
 
 
-def renamed(error: RequestError, field: str) -> RequestError:
+def named_after(error: RequestError, field: str) -> RequestError:
     """An error of a constraint, under the field that the client used for it."""
     if error.param != "structured_outputs" or field == "structured_outputs":
         return error
