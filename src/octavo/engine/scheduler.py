@@ -3,10 +3,9 @@
 import logging
 import time
 from bisect import bisect_left, insort
-from collections import Counter
 from operator import attrgetter
 
-from octavo.engine import beams
+from octavo.engine import beams, ranges
 from octavo.engine.batch import Batch, Output, RangeOutput, ScheduledRange
 from octavo.engine.block_tables import BlockTables, CacheGroup
 from octavo.engine.fair_share import FairQueue
@@ -20,7 +19,6 @@ __all__ = ["CacheGroup", "Scheduler", "SchedulerConfig"]
 
 logger = logging.getLogger(__name__)
 _order = attrgetter("order")
-_share = attrgetter("sequence.share")
 
 
 class Scheduler:
@@ -174,7 +172,7 @@ class Scheduler:
 
     def _schedule_running(self, batch: Batch) -> bool:
         """Lets running sequences catch up, oldest first; False where one lacked blocks: nobody new may take any."""
-        fits, room = True, self._room(batch)
+        fits, room = True, ranges.room(self.config, batch)
         decodes: list[ScheduledRange] = []
         num_counted = 0  # of the decodes, in the batch's sums
         for sequence in self.running:  # the last ones may be preempted meanwhile
@@ -185,7 +183,7 @@ class Scheduler:
                 and not sequence.draft_token_ids
             )
             if not is_decode or start >= sequence.num_reserved_tokens or not room:
-                self._count_decodes(decodes[num_counted:], batch)
+                ranges.count_decodes(decodes[num_counted:], batch)
                 num_counted = len(decodes)
                 count = self._catch_up(sequence, batch)
                 if count < 0:
@@ -194,8 +192,8 @@ class Scheduler:
                 if count == 0:
                     continue
                 if not is_decode:
-                    self._append(sequence, count, batch)
-                    room = self._room(batch)
+                    ranges.put(sequence, count, batch)
+                    room = ranges.room(self.config, batch)
                     continue
             scheduled = sequence.decode
             if scheduled is None:
@@ -207,30 +205,20 @@ class Scheduler:
             sequence.num_pending_samples = 1
             decodes.append(scheduled)
             room -= 1
-        self._count_decodes(decodes[num_counted:], batch)
+        ranges.count_decodes(decodes[num_counted:], batch)
         batch.ranges[:0] = decodes
         batch.num_decodes = len(decodes)
         return fits
-
-    def _count_decodes(self, decodes: list[ScheduledRange], batch: Batch) -> None:
-        batch.num_tokens += len(decodes)
-        batch.num_rows += len(decodes)
-        for share, count in Counter(map(_share, decodes)).items():
-            share.charge(count, count)
-
-    def _room(self, batch: Batch) -> int:
-        """How many more plain decodes the step can take: each is a token and a row."""
-        return min(self.config.max_num_batched_tokens - batch.num_tokens, self.config.max_output_rows - batch.num_rows)
 
     def _catch_up(self, sequence: Sequence, batch: Batch) -> int:
         """How many tokens of a running sequence go into the step, with blocks reserved for them; -1 where it has to
         wait for blocks, and all behind it too.
         """
-        count = self._count(sequence, batch)
+        count = ranges.count_tokens(self.config, sequence, batch)
         while count and not self.tables.reserve(sequence, count, batch):
             if sequence.draft_token_ids:  # a guess is not worth another's blocks
                 sequence.draft_token_ids.clear()
-                count = self._count(sequence, batch)
+                count = ranges.count_tokens(self.config, sequence, batch)
                 continue
             # Blocks held for a step in flight come back by themselves: take from no more sequences than needed.
             if self.tables.holds_back:
@@ -255,7 +243,7 @@ class Scheduler:
                 waiting.pass_over(sequence)
                 continue
             self.tables.share_prefix(sequence, num_hits)
-            count = self._count(sequence, batch)
+            count = ranges.count_tokens(self.config, sequence, batch)
             if count == 0 or not self.tables.reserve(sequence, count, batch):
                 self.tables.unshare_prefix(sequence)
                 break
@@ -269,70 +257,14 @@ class Scheduler:
                 self.num_prefix_queries += sequence.num_prompt_tokens
                 self.num_prefix_query_blocks += sequence.num_prompt_tokens // self.tables.block_size
                 self.num_prefix_hits += sequence.num_cached_tokens
-            self._append(sequence, count, batch)
+            ranges.put(sequence, count, batch)
         waiting.recall()
-
-    def _count(self, sequence: Sequence, batch: Batch) -> int:
-        """How many of the tokens that the sequence is behind go into the step."""
-        config = self.config
-        budget = config.max_num_batched_tokens - batch.num_tokens
-        rows = config.max_output_rows - batch.num_rows
-        if budget < 1 or rows < 1:
-            return 0
-        known = len(sequence.token_ids) - sequence.num_computed_tokens
-        if sequence.num_pending_samples or known == 0:
-            return int(_may_run_ahead(sequence))
-        request, num_prompt = sequence.request, sequence.num_prompt_tokens
-        # Nearly every position of the prompt takes a row.
-        scores = request.params.prompt_logprobs is not None and sequence.num_computed_tokens < num_prompt
-        num_samples = sequence.num_samples or 1
-        if rows < num_samples:
-            # The prompt's end waits for a step that has room for all of its samples.
-            return min(known - 1, budget, rows if scores else budget) if config.enable_chunked_prefill else 0
-        rows -= num_samples - 1
-        if known == 1 and not sequence.draft_token_ids:
-            return 1
-        if config.long_prefill_token_threshold and config.enable_chunked_prefill:
-            budget = min(budget, config.long_prefill_token_threshold)
-        if scores:
-            budget = min(budget, rows)
-        elif known > budget and not config.enable_chunked_prefill:
-            return 0
-        num_outputs = len(sequence.token_ids) - num_prompt
-        most_drafts = min(rows, request.max_tokens - num_outputs) - 1 if num_outputs else 0
-        return min(known + max(0, min(len(sequence.draft_token_ids), most_drafts)), budget)
 
     def _reads_cache(self, sequence: Sequence) -> bool:
         """Whether a prefix hit may count as computed: not where an output is asked of every position."""
         request = sequence.request
         asks_all = request.params.prompt_logprobs is not None or request.pooling not in (None, "last")
         return self.config.enable_prefix_caching and not asks_all
-
-    def _append(self, sequence: Sequence, count: int, batch: Batch) -> None:
-        """Puts `count` reserved tokens of a sequence into the step and counts them as computed."""
-        request, token_ids, start = sequence.request, sequence.token_ids, sequence.num_computed_tokens
-        num_samples, num_prompt, end = sequence.num_samples, sequence.num_prompt_tokens, start + count
-        rows_before = batch.num_rows
-        if start == len(token_ids):
-            token_ids.append(-1)
-        num_drafts = 0
-        if sequence.draft_token_ids:
-            num_drafts = max(0, end - len(token_ids))
-            del sequence.draft_token_ids[num_drafts:]
-        indices: tuple[int, ...] = ()
-        if end >= len(token_ids) and num_samples:
-            indices = tuple(range(num_samples)) if num_samples > 1 else (sequence.index,)
-            sequence.num_pending_samples += 1
-            batch.num_rows += len(indices) + num_drafts
-        rows = (0, 0)
-        if start < num_prompt and request.params.prompt_logprobs is not None:
-            first, last = max(start, len(sequence.prompt_logprobs)), min(end, num_prompt - 1)
-            rows = (first, last) if first < last else rows
-            batch.num_rows += rows[1] - rows[0]
-        batch.ranges.append(ScheduledRange(sequence, start, count, indices, num_drafts, rows, sequence.num_preemptions))
-        batch.num_tokens += count
-        sequence.share.charge(count, batch.num_rows - rows_before)
-        sequence.num_computed_tokens = end
 
     def _free_places(self) -> int:
         """How many sequences may join the running ones."""
@@ -529,25 +461,6 @@ class Scheduler:
         live = sum(sequence.status is not Status.FINISHED for line in self.requests.values() for sequence in line)
         assert live == len(self.waiting) + len(self.running), "a sequence is in no queue"
         self.tables.check(self.running)
-
-
-def _may_run_ahead(sequence: Sequence) -> bool:
-    """Whether the position after a token that is still being sampled may be computed already.
-
-    Not where the next row needs that token on the host, where it will fork the sequence, or where it is the last.
-    """
-    num_outputs = len(sequence.token_ids) - sequence.num_prompt_tokens
-    request = sequence.request
-    return (
-        sequence.num_pending_samples > 0
-        and not sequence.draft_token_ids
-        and not sequence.has_penalties
-        and sequence.matcher is None
-        and not request.bad_word_ids
-        and sequence.num_samples == 1
-        and sequence.search is None
-        and num_outputs + 1 < request.max_tokens
-    )
 
 
 def _num_places(sequence: Sequence) -> int:

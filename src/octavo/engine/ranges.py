@@ -1,0 +1,99 @@
+"""The ranges of a step: how many tokens of a sequence fit into it, and how they are put there."""
+
+from collections import Counter
+from operator import attrgetter
+
+from octavo.engine.batch import Batch, ScheduledRange
+from octavo.engine.request import Sequence
+from octavo.engine.scheduler_config import SchedulerConfig
+
+_share = attrgetter("sequence.share")
+
+
+def room(config: SchedulerConfig, batch: Batch) -> int:
+    """How many more plain decodes the step can take: each is a token and a row."""
+    return min(config.max_num_batched_tokens - batch.num_tokens, config.max_output_rows - batch.num_rows)
+
+
+def count_tokens(config: SchedulerConfig, sequence: Sequence, batch: Batch) -> int:
+    """How many of the tokens that the sequence is behind go into the step."""
+    budget = config.max_num_batched_tokens - batch.num_tokens
+    rows = config.max_output_rows - batch.num_rows
+    if budget < 1 or rows < 1:
+        return 0
+    known = len(sequence.token_ids) - sequence.num_computed_tokens
+    if sequence.num_pending_samples or known == 0:
+        return int(may_run_ahead(sequence))
+    request, num_prompt = sequence.request, sequence.num_prompt_tokens
+    # Nearly every position of the prompt takes a row.
+    scores = request.params.prompt_logprobs is not None and sequence.num_computed_tokens < num_prompt
+    num_samples = sequence.num_samples or 1
+    if rows < num_samples:
+        # The prompt's end waits for a step that has room for all of its samples.
+        return min(known - 1, budget, rows if scores else budget) if config.enable_chunked_prefill else 0
+    rows -= num_samples - 1
+    if known == 1 and not sequence.draft_token_ids:
+        return 1
+    if config.long_prefill_token_threshold and config.enable_chunked_prefill:
+        budget = min(budget, config.long_prefill_token_threshold)
+    if scores:
+        budget = min(budget, rows)
+    elif known > budget and not config.enable_chunked_prefill:
+        return 0
+    num_outputs = len(sequence.token_ids) - num_prompt
+    most_drafts = min(rows, request.max_tokens - num_outputs) - 1 if num_outputs else 0
+    return min(known + max(0, min(len(sequence.draft_token_ids), most_drafts)), budget)
+
+
+def may_run_ahead(sequence: Sequence) -> bool:
+    """Whether the position after a token that is still being sampled may be computed already.
+
+    Not where the next row needs that token on the host, where it will fork the sequence, or where it is the last.
+    """
+    num_outputs = len(sequence.token_ids) - sequence.num_prompt_tokens
+    request = sequence.request
+    return (
+        sequence.num_pending_samples > 0
+        and not sequence.draft_token_ids
+        and not sequence.has_penalties
+        and sequence.matcher is None
+        and not request.bad_word_ids
+        and sequence.num_samples == 1
+        and sequence.search is None
+        and num_outputs + 1 < request.max_tokens
+    )
+
+
+def put(sequence: Sequence, count: int, batch: Batch) -> None:
+    """Puts `count` reserved tokens of a sequence into the step and counts them as computed."""
+    request, token_ids, start = sequence.request, sequence.token_ids, sequence.num_computed_tokens
+    num_samples, num_prompt, end = sequence.num_samples, sequence.num_prompt_tokens, start + count
+    rows_before = batch.num_rows
+    if start == len(token_ids):
+        token_ids.append(-1)
+    num_drafts = 0
+    if sequence.draft_token_ids:
+        num_drafts = max(0, end - len(token_ids))
+        del sequence.draft_token_ids[num_drafts:]
+    indices: tuple[int, ...] = ()
+    if end >= len(token_ids) and num_samples:
+        indices = tuple(range(num_samples)) if num_samples > 1 else (sequence.index,)
+        sequence.num_pending_samples += 1
+        batch.num_rows += len(indices) + num_drafts
+    rows = (0, 0)
+    if start < num_prompt and request.params.prompt_logprobs is not None:
+        first, last = max(start, len(sequence.prompt_logprobs)), min(end, num_prompt - 1)
+        rows = (first, last) if first < last else rows
+        batch.num_rows += rows[1] - rows[0]
+    batch.ranges.append(ScheduledRange(sequence, start, count, indices, num_drafts, rows, sequence.num_preemptions))
+    batch.num_tokens += count
+    sequence.share.charge(count, batch.num_rows - rows_before)
+    sequence.num_computed_tokens = end
+
+
+def count_decodes(decodes: list[ScheduledRange], batch: Batch) -> None:
+    """Counts plain decodes, which the batch is yet to get, in its sums and to those whose work they are."""
+    batch.num_tokens += len(decodes)
+    batch.num_rows += len(decodes)
+    for share, count in Counter(map(_share, decodes)).items():
+        share.charge(count, count)
