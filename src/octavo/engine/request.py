@@ -124,7 +124,6 @@ class Sequence:
         "num_reserved_tokens",
         "num_samples",
         "order",
-        "output_counts",
         "prompt_logprobs",
         "request",
         "scheduled_time",
@@ -172,7 +171,6 @@ class Sequence:
         self.stop_reason: int | str | None = None  # the stop id or string, None for EOS
         self.cumulative_logprob = 0.0
         self.prompt_logprobs: list[TokenOutput] = []  # entry p scores prompt token p + 1
-        self.output_counts: dict[int, int] = {}  # generated token id -> count; kept only with penalties
         self.scheduled_time = 0.0  # of the first admission, time.monotonic()
 
     @property
@@ -182,6 +180,33 @@ class Sequence:
         while known > self.num_prompt_tokens and self.token_ids[known - 1] < 0:
             known -= 1
         return known - self.num_prompt_tokens
+
+    def write(self, position: int, samples: list[TokenOutput]) -> tuple[list[int], str | None, int | None]:
+        """Writes tokens from `position` on until one ends the sequence: those written, and why it ends, if it does.
+
+        The second reason is that of a stop id, as in `stop_reason`.
+        """
+        request, token_ids, taken = self.request, self.token_ids, list[int]()
+        reason: str | None = "length" if request.max_tokens == 0 else None
+        stop: int | None = None
+        for sample in samples:
+            if reason is not None:
+                break
+            token_id = sample.token_id
+            if position < len(token_ids):
+                token_ids[position] = token_id
+            else:
+                token_ids.append(token_id)
+            taken.append(token_id)
+            position += 1
+            if token_id in request.stop_token_ids and position > self.min_length:
+                reason, stop = "stop", None if token_id in request.eos_token_ids else token_id
+            # The end of a grammar is an end even with ignore_eos or before min_tokens: nothing may follow it.
+            elif self.matcher is not None and self.matcher.accept(token_id):
+                reason = "stop"
+            elif position >= self.max_length:
+                reason = "length"
+        return taken, reason, stop
 
     def reset(self) -> None:
         """Back to nothing computed; keeps what is committed. The scheduler has taken the blocks."""

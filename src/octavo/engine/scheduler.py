@@ -388,35 +388,10 @@ class Scheduler:
         self, sequence: Sequence, position: int, samples: list[TokenOutput], end: int, news: list[SequenceOutput]
     ) -> None:
         """Writes tokens from `position` on until one ends the sequence, whose first `end` positions are computed."""
-        request, token_ids, first = sequence.request, sequence.token_ids, position == sequence.num_prompt_tokens
-        reason: str | None = None
-        stop: int | None = None
-        taken = []
-        if request.max_tokens == 0:
-            samples, reason = [], "length"
-        for sample in samples:
-            token_id = sample.token_id
-            if position < len(token_ids):
-                token_ids[position] = token_id
-            else:
-                token_ids.append(token_id)
-            taken.append(token_id)
-            position += 1
-            if token_id in request.stop_token_ids and position > sequence.min_length:
-                reason, stop = "stop", None if token_id in request.eos_token_ids else token_id
-                break
-            # The end of a grammar is an end even with ignore_eos or before min_tokens: nothing may follow it.
-            if sequence.matcher is not None and sequence.matcher.accept(token_id):
-                reason = "stop"
-                break
-            if position >= sequence.max_length:
-                reason = "length"
-                break
-        if sequence.has_penalties:
-            for token_id in taken:
-                sequence.output_counts[token_id] = sequence.output_counts.get(token_id, 0) + 1
+        first = position == sequence.num_prompt_tokens
+        taken, reason, stop = sequence.write(position, samples)
         if end // self.tables.block_size > sequence.num_published_blocks:
-            self._publish(sequence, min(end, len(token_ids)))
+            self._publish(sequence, min(end, len(sequence.token_ids)))
         if reason is not None:
             self.finish(sequence, reason, stop)
         news.append(news_of(sequence, taken, samples, first))
