@@ -1,4 +1,4 @@
-"""Laws L1 and L2 under mixtures of adds, steps, aborts, forks, drafts, preemptions, windows and steps in flight."""
+"""L1 and L2 under mixtures of adds, steps, aborts, forks, drafts, preemptions, resets, windows and steps in flight."""
 
 import random
 
@@ -75,6 +75,8 @@ def asked(draw: st.DrawFn) -> dict:
             "max_tokens": max_tokens or 1,
             "eos": frozenset(draw(st.lists(st.integers(0, VOCAB - 1), max_size=12))),
             "priority": draw(st.sampled_from([0, 0, 1, 2])),
+            "tenant": draw(st.sampled_from(TENANTS)),
+            "user": draw(st.sampled_from([b"", b"", b"another"])),
             "salt": draw(st.sampled_from([None, None, "a"])),
             "n": draw(st.integers(1, width)),
             "prompt_logprobs": draw(st.sampled_from([None, None, None, 1])),
@@ -97,7 +99,8 @@ def asked(draw: st.DrawFn) -> dict:
 
 
 operations = st.lists(
-    st.one_of(asked(), st.just("step"), st.just("step"), st.just("step"), st.integers(0, 100)), max_size=80
+    st.one_of(asked(), st.just("step"), st.just("step"), st.just("step"), st.just("reset"), st.integers(0, 100)),
+    max_size=80,
 )
 
 
@@ -107,6 +110,8 @@ def test_every_request_gets_its_own_tokens(world: World, steps: list) -> None:
     for number, step in enumerate(steps):
         if step == "step":
             world.step()
+        elif step == "reset":
+            world.scheduler.reset_prefix_cache()
         elif isinstance(step, int):
             live = sorted(world.scheduler.requests)
             if live:
