@@ -139,33 +139,39 @@ def build(config: EngineConfig) -> LoadedModel:
         tokenizer = reading.result()
 
     sizes = [weight_bytes(packed) for packed in weights]
-    budget = measured_budget(config, max_model_len, weights[0], isa, pool)
-    if budget > least:
-        try:  # longer steps need more blocks behind a window
-            plan_pool(config, specs, available, sum(sizes), lambda longest: 0, max_model_len, budget)
-        except ConfigError:
-            budget = least
     groups = [(part, window, layers) for part in parts for window, layers in part.model.config.cache_groups]
-    capacity: dict[Rows, int] = {"T": budget, "S": config.max_num_seqs, "R": max_rows}
     # Of the row of a beam as many alternatives are needed as there may be beams and ids that end them.
     most_logprobs = max(config.max_logprobs, min(config.max_num_seqs, MAX_N) + MAX_BEAM_STOPS)
     sampling = _native.SampleInputs(max_rows, model.config.vocab_size, most_logprobs, threads)
     first_groups = (0, len(model.config.cache_groups))
-    recorded = [
-        record(part.model, packed, sampling, first, isa, capacity, threads)
-        for part, packed, first in zip(parts, weights, first_groups, strict=False)
-    ]
 
-    def step_sizes(longest: int) -> tuple[int, int, int, list[int]]:
+    def step_sizes(budget: int, longest: int) -> tuple[int, int, int, list[int]]:
         blocks = -(-longest // config.block_size)
         return budget, config.max_num_seqs, max_rows, [blocks] * len(groups)
 
-    def workspace(longest: int) -> int:
-        workspaces = sum(ops.workspace_bytes(longest) for ops, _ in recorded)
-        return workspaces + sampling.bytes + _native.StepInputs.bytes(*step_sizes(longest))
+    def plan_steps(budget: int) -> tuple[list[tuple[NativeOps, Buffer]], CachePlan]:
+        capacity: dict[Rows, int] = {"T": budget, "S": config.max_num_seqs, "R": max_rows}
+        recorded = [
+            record(part.model, packed, sampling, first, isa, capacity, threads)
+            for part, packed, first in zip(parts, weights, first_groups, strict=False)
+        ]
 
-    plan = plan_pool(config, specs, available, sum(sizes), workspace, max_model_len, budget)
-    inputs = _native.StepInputs(*step_sizes(plan.max_model_len))
+        def workspace(longest: int) -> int:
+            workspaces = sum(ops.workspace_bytes(longest) for ops, _ in recorded)
+            return workspaces + sampling.bytes + _native.StepInputs.bytes(*step_sizes(budget, longest))
+
+        return recorded, plan_pool(config, specs, available, sum(sizes), workspace, max_model_len, budget)
+
+    budget = measured_budget(config, max_model_len, weights[0], isa, pool)
+    try:
+        recorded, plan = plan_steps(budget)
+    except ConfigError:
+        if budget == least:
+            raise
+        # Longer steps need a larger workspace, and more blocks behind a window.
+        budget = least
+        recorded, plan = plan_steps(budget)
+    inputs = _native.StepInputs(*step_sizes(budget, plan.max_model_len))
     caches = [
         _native.KVCache(
             len(layers), blocks, config.block_size, of.model.config.num_kv_heads, of.model.config.head_dim, of.kv_type

@@ -190,3 +190,21 @@ def test_steps_are_no_longer_than_the_blocks_behind_a_window_allow(tmp_path: Pat
     model = build(EngineConfig(**options, kv_cache_memory=int((float(needed) + 0.1) * MIB)))
     assert model.engine.scheduler.config.max_num_batched_tokens >= 65
     model.close()
+
+
+def test_steps_are_no_longer_than_the_memory_for_them_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured must not refuse a machine that shorter steps get by with."""
+    path = tiny.write_checkpoint("llama", tmp_path / "llama")
+    options: dict[str, Any] = {"model": str(path), "max_num_seqs": 1, "max_model_len": 64, "kv_cache_memory": MIB // 2}
+    available = 256 * MIB
+    monkeypatch.setattr(composition, "available_memory", lambda: available)
+    try:
+        while True:
+            build(EngineConfig(**options, max_num_batched_tokens=2048)).close()
+            available = available * 9 // 10
+    except ConfigError as refused:
+        assert "lower --kv-cache-memory or --max-num-batched-tokens" in str(refused)
+    monkeypatch.setattr(composition, "measured_budget", lambda *_: 2048)
+    model = build(EngineConfig(**options))
+    assert model.engine.scheduler.config.max_num_batched_tokens == 65
+    model.close()
