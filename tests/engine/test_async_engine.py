@@ -344,6 +344,22 @@ def test_health_is_progress() -> None:
     asyncio.run(main())
 
 
+def test_an_errand_that_nobody_awaits_any_longer_harms_nothing() -> None:
+    async def main() -> None:
+        with served() as (engine, runner):
+            runner.gate.clear()
+            reader = asyncio.create_task(whole(engine, request("r", PROMPT, max_tokens=2)))
+            await until(lambda: engine.stats().num_running == 1)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(engine.reset_prefix_cache(), 0.05)
+            runner.gate.set()
+            await reader
+            await asyncio.wait_for(engine.reset_prefix_cache(), 10)
+            assert engine.is_healthy()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("timeout", [0.0, 20.0])
 def test_drain(timeout: float) -> None:
     async def main() -> None:

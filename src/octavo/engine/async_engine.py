@@ -241,7 +241,7 @@ class AsyncEngine:
             with contextlib.suppress(queue.Empty):
                 while True:
                     message = self._inbox.get_nowait()
-                    if isinstance(message, Errand):
+                    if isinstance(message, Errand) and message.done.set_running_or_notify_cancel():
                         message.done.set_exception(EngineDeadError(str(self._error)))
             self._engine.close()
 
@@ -260,8 +260,9 @@ class AsyncEngine:
                 self._send(self._engine.abort(message))
                 continue
             if isinstance(message, Errand):
-                message.run()
-                message.done.set_result(None)
+                if message.done.set_running_or_notify_cancel():  # else nobody awaits it any longer
+                    message.run()
+                    message.done.set_result(None)
                 continue
             request, reference = message
             if (stream := reference()) is not None:
