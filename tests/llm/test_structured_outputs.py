@@ -173,12 +173,22 @@ def test_a_reply_ends_where_nothing_may_follow(llm: LLM) -> None:
     assert (one(stop=["b"]).text, one(stop=["b"]).finish_reason) == ("a", "stop")
 
 
-def test_min_tokens_holds_where_more_may_follow(llm: LLM) -> None:
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_min_tokens_holds_where_more_may_follow(llm: LLM, ignore_eos: bool) -> None:
     params = SamplingParams(
-        structured_outputs=StructuredOutputsParams(regex="[ab]{0,30}"), min_tokens=12, max_tokens=60, temperature=1.0
+        structured_outputs=StructuredOutputsParams(regex="[ab]{0,30}"), min_tokens=12, max_tokens=60, temperature=1.0,
+        n=4, seed=1, ignore_eos=ignore_eos, logit_bias={257: 5.0},
+    )  # fmt: skip
+    for reply in llm.generate(PROMPT, params, use_tqdm=False)[0].outputs:
+        assert reply.finish_reason == "stop" and 12 <= len(reply.token_ids) <= 31
+
+
+def test_a_stop_id_that_a_grammar_needs_stops_nothing_before_min_tokens(llm: LLM) -> None:
+    params = SamplingParams(
+        structured_outputs=StructuredOutputsParams(choice=["green"]), min_tokens=3, stop_token_ids=[ord("r"), ord("n")]
     )
     reply = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
-    assert reply.finish_reason == "stop" and 12 <= len(reply.token_ids) <= 31
+    assert (reply.text, reply.finish_reason, reply.stop_reason) == ("gree", "stop", ord("n"))
 
 
 def test_logprobs_stay_finite_and_samples_differ(llm: LLM) -> None:

@@ -24,6 +24,11 @@ class Matcher(Protocol):
 class Grammar(Protocol):
     """What an output must be, compiled; shared by all sequences that it constrains."""
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """What ends an output where the grammar lets it end."""
+        ...
+
     def matcher(self) -> Matcher:
         """A new one, at the beginning."""
         ...

@@ -236,8 +236,11 @@ class BatchSampler:
         biases = list((params.logit_bias or {}).items())
         biases += zip(bad, repeat(-np.inf))
         if bans_stops:
+            # Within a grammar the ends that it knows, which are ends with ignore_eos too. Stop ids may be all that it
+            # allows, and stop nothing as yet.
+            stops = request.stop_token_ids if request.grammar is None else request.grammar.eos_token_ids
             # A stop id past the vocabulary cannot be sampled, and does not fit the array perhaps.
-            biases += ((token, -np.inf) for token in sorted(request.stop_token_ids) if token < inputs.vocab)
+            biases += ((token, -np.inf) for token in sorted(stops) if token < inputs.vocab)
         if biases:
             ids, values = zip(*biases, strict=True)
             inputs.set_bias(row, np.array(ids, np.int32), np.array(values, np.float32))
