@@ -73,6 +73,9 @@ COMPLETION_FIELDS: list[tuple[str, Any]] = [
     *(("logprobs", value) for value in (-1, 21, True, "1", 1.5)),
     ("suffix", "x"),
     ("prompt_embeds", "AAAA"),
+    ("messages", USER),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tool_choice", "required"),
 ]
 
 CHAT_FIELDS: list[tuple[str, Any]] = [

@@ -112,6 +112,25 @@ REFUSED_ELSEWHERE: dict[str, Callable[[Any], bool]] = REFUSED | {
     "return_token_ids": one_of(False),
     "return_tokens_as_token_ids": one_of(False),
     "echo": one_of(False),
+    "length_penalty": one_of(1.0, 1),
+    "early_stopping": one_of(False),
+    "logprobs": one_of(False),
+    "top_logprobs": one_of(0),
+    "response_format": one_of({"type": "text"}),
+    "structured_outputs": one_of(),
+    "guided_json": one_of(),
+    "guided_regex": one_of(),
+    "guided_choice": one_of(),
+    "guided_grammar": one_of(),
+    "guided_json_object": one_of(False),
+    "guided_whitespace_pattern": one_of(),
+    "add_generation_prompt": one_of(True),
+    "continue_final_message": one_of(False),
+    "chat_template_kwargs": empty,
+    "documents": empty,
+    "reasoning_effort": one_of(),
+    "include_reasoning": one_of(True),
+    "parallel_tool_calls": lambda value: value is None or isinstance(value, bool),  # where no tools are called
 }
 
 
@@ -240,6 +259,11 @@ class SamplingFields(RequestFields):
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
+    refused: ClassVar[Mapping[str, Callable[[Any], bool]]] = REFUSED | {
+        "messages": one_of(),
+        "tools": empty,
+        "tool_choice": one_of("auto", "none"),
+    }
     prompt: Prompt = None
     logprobs: int | None = None
 
