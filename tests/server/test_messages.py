@@ -201,6 +201,7 @@ def refused(status: int, reply: dict[str, Any], expected: int = 400) -> str:
         ("cache_salt", ""),
         ("n", 2),
         ("use_beam_search", True),
+        ("parallel_tool_calls", False),
         ("length_penalty", 2.0),
         ("logprobs", True),
         ("response_format", {"type": "json_object"}),

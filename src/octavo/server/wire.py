@@ -130,7 +130,7 @@ REFUSED_ELSEWHERE: dict[str, Callable[[Any], bool]] = REFUSED | {
     "documents": empty,
     "reasoning_effort": one_of(),
     "include_reasoning": one_of(True),
-    "parallel_tool_calls": lambda value: value is None or isinstance(value, bool),  # where no tools are called
+    "parallel_tool_calls": one_of(True),
 }
 
 
