@@ -171,6 +171,21 @@ def test_a_cut_reply_says_so(server: RealServer) -> None:
 
 
 @pytest.mark.parametrize(
+    "also", [{"allowed_token_ids": [5]}, {"logit_bias": {str(ord("r")): -100}}, {"bad_words": ["r"]}]
+)
+def test_what_leaves_nothing_to_sample_is_the_clients_fault(server: RealServer, also: dict[str, Any]) -> None:
+    body = {"messages": USER, "guided_choice": ["red"], "max_tokens": 5} | also
+    status, reply = server.client.post(CHAT, json=body).status_code, server.client.post(CHAT, json=body).json()
+    if "logit_bias" in also:  # makes it unlikely, and the only one
+        assert status == 200 and reply["choices"][0]["message"]["content"] == "red"
+    else:
+        assert status == 400 and "No token may be sampled" in reply["error"]["message"]
+        events = server.client.post(CHAT, json=body | {"stream": True}).text
+        assert "No token may be sampled" in events and '"code":400' in events
+    probe(server)
+
+
+@pytest.mark.parametrize(
     "extra", [{"top_k": 1}, {"structured_outputs": {"regex": "[ab]{4}"}}, {"top_k": 1, "echo": True}]
 )
 def test_logprobs_of_what_is_masked_are_json(server: RealServer, extra: dict[str, Any]) -> None:

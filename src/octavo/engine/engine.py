@@ -11,7 +11,7 @@ from typing import Protocol
 
 from octavo.engine.batch import Batch, Output, Pending, Runner
 from octavo.engine.best_of import BestOf
-from octavo.engine.outputs import SequenceOutput
+from octavo.engine.outputs import Contradiction, SequenceOutput
 from octavo.engine.request import Request, Sequence
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.stats import EngineStats, Snapshot
@@ -221,7 +221,8 @@ class Engine:
                     self._finish(output, "error", None)
                     output.error = describe(error)
             if output.error is not None:
-                logger.error("Request %s ends with an error: %s", output.request_id, output.error)
+                level = logging.INFO if isinstance(output.error, Contradiction) else logging.ERROR
+                logger.log(level, "Request %s ends with an error: %s", output.request_id, output.error)
             self._count(output, live, now)
             if live.best_of is None:
                 told.append(output)

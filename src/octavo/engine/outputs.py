@@ -15,6 +15,10 @@ class Logprob:
     decoded_token: str | None = None
 
 
+class Contradiction(str):
+    """An error that is the request's own: what it asks for leaves nothing to sample."""
+
+
 Logprobs = dict[int, Logprob]  # by token id; the chosen or given token first
 
 

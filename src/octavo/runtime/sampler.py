@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.engine.batch import Batch, Output, RangeOutput, ScheduledRange
+from octavo.engine.outputs import Contradiction
 from octavo.engine.request import Request, Sequence, TokenOutput
 from octavo.runtime.inputs import RangeFault
 from octavo.runtime.rows import moved_rows
@@ -22,8 +23,10 @@ from octavo.runtime.rows import moved_rows
 NO_TOKENS: tuple[int, ...] = ()
 FAILURES = {
     1: "The model's logits are all NaN or -inf, so that no token can be sampled.",
-    2: "No token may be sampled: allowed_token_ids, logit_bias, bad_words, min_tokens and structured_outputs ban all "
-    "of them together.",
+    2: Contradiction(
+        "No token may be sampled: allowed_token_ids, logit_bias, bad_words, min_tokens and structured_outputs ban all "
+        "of them together."
+    ),
 }
 
 # What a row of the arrays holds of a request: sequence index, whether stop ids are banned, ids that bad words ban,

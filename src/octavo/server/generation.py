@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from octavo.engine.async_engine import AsyncEngine, OutputStream
-from octavo.engine.outputs import RequestOutput, SequenceOutput
+from octavo.engine.outputs import Contradiction, RequestOutput, SequenceOutput
 from octavo.engine.request import Request
 from octavo.errors import OctavoError
 from octavo.server.errors import ApiError
@@ -26,6 +26,8 @@ def split_failures(outputs: Sequence[SequenceOutput]) -> tuple[list[SequenceOutp
 def raise_for_failure(failed: Sequence[SequenceOutput]) -> None:
     """The client gets an error instead of a finish reason that it cannot know."""
     for output in failed:
+        if isinstance(output.error, Contradiction):
+            raise ApiError(400, output.error)
         if output.finish_reason == "error":
             raise ApiError(500, "The engine met an error in a step of this request; the server's log says more.")
         if output.finish_reason == "abort":
