@@ -6,8 +6,9 @@ import argparse
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from octavo.config import EngineConfig, Options
+from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.options import Options
 
 Kind = TypeVar("Kind", bound=Options)
 
