@@ -24,10 +24,10 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
 from octavo.engine.request import Request
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
+from octavo.loaded_model import make_detokenizer
 from octavo.sampling_params import SamplingParams
 from octavo.server.context import ServerContext
 from octavo.server.run import Server, bind
-from octavo.text.detokenizer import Detokenizer
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -108,18 +108,6 @@ def small_service(
     )
     scheduler = Scheduler(config, [CacheGroup("full", num_blocks, 16)])
 
-    def detokenizer(request: Request, index: int) -> Detokenizer:
-        params = request.params
-        return Detokenizer(
-            tokenizer,
-            stop=params.stop_strings,
-            include_stop_str_in_output=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-            kept_special_token_ids=params.kept_special_token_ids or (),
-            min_tokens=params.min_tokens,
-            prompt_token_ids=request.prompt_token_ids,
-        )
-
     limits = admission.Limits(
         tokenizer.vocab_size,
         max_model_len,
@@ -127,7 +115,7 @@ def small_service(
         tokenizer.eos_token_ids,
         takes_priority=takes_priority,
     )
-    engine = AsyncEngine(Engine(scheduler, runner, detokenizer))
+    engine = AsyncEngine(Engine(scheduler, runner, lambda request, index: make_detokenizer(tokenizer, request)))
     return SmallService(engine, tokenizer, limits, **facts), model
 
 

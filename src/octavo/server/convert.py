@@ -23,7 +23,7 @@ from octavo.server.tools import (
     kept_tokens,
     reply_format,
 )
-from octavo.server.wire import ChatFields, ChatRequest, CompletionRequest, SamplingFields
+from octavo.server.wire import CallerFields, ChatFields, ChatRequest, CompletionRequest, SamplingFields
 from octavo.text.splitter import ReplyFormat
 
 SAMPLING_FIELDS = tuple(
@@ -227,6 +227,17 @@ def texts_in(messages: list[Any]) -> Iterator[str]:
                 yield text
 
 
+def standing(call: Call, body: CallerFields) -> dict[str, Any]:
+    """What the gate is told of who asks, and how the request stands beside others."""
+    return {
+        "priority": body.priority,
+        "cache_salt": body.cache_salt,
+        "tenant": call.tenant,
+        "user": body.user,
+        "timeout": call.timeout if body.timeout is None else body.timeout,
+    }
+
+
 def _admit(
     service: Service, call: Call, position: int, prompt: Prompt, params: SamplingParams, body: SamplingFields
 ) -> Request:
@@ -236,11 +247,7 @@ def _admit(
             prompt.token_ids,
             params,
             prompt=prompt.text,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            tenant=call.tenant,
-            user=body.user,
-            timeout=call.timeout if body.timeout is None else body.timeout,
+            **standing(call, body),
             beams=beam_params(service, body, params),
         )
     except RequestError as error:

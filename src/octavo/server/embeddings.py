@@ -14,7 +14,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Request as EngineRequest
 from octavo.server.auth import tenant_of
 from octavo.server.context import Call, ServerContext
-from octavo.server.convert import encode_prompt, split_prompts
+from octavo.server.convert import encode_prompt, split_prompts, standing
 from octavo.server.docs import takes
 from octavo.server.embeddings_wire import EmbeddingRequest
 from octavo.server.errors import bad_request, renamed
@@ -63,11 +63,7 @@ def embedding_requests(
                 prompt.token_ids,
                 asked,
                 prompt=prompt.text,
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-                tenant=call.tenant,
-                user=body.user,
-                timeout=call.timeout if body.timeout is None else body.timeout,
+                **standing(call, body),
                 pooling=service.embedding.pooling,
             )
             for position, prompt in enumerate(prompts)

@@ -6,13 +6,12 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from octavo.server.wire import FieldError, Prompt, WireModel
+from octavo.server.wire import CallerFields, FieldError, Prompt
 
 
-class EmbeddingRequest(WireModel):
+class EmbeddingRequest(CallerFields):
     """POST /v1/embeddings."""
 
-    model: str | None = None
     input: Prompt = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -21,11 +20,6 @@ class EmbeddingRequest(WireModel):
     endianness: Literal["native", "little"] | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    timeout: float | None = None
-    user: str | None = None
-    request_id: str | None = None
 
     @model_validator(mode="after")
     def check_embedding(self) -> EmbeddingRequest:

@@ -173,10 +173,20 @@ class StreamOptions(WireModel):
     continuous_usage_stats: bool | None = None
 
 
-class RequestFields(WireModel):
-    """What every generating route takes. None means "as the model's generation config or `SamplingParams` says"."""
+class CallerFields(WireModel):
+    """Who asks for which model, and how the request stands beside others: the same on every route that runs it."""
 
     model: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    user: str | None = None
+    request_id: str | None = None
+
+
+class RequestFields(CallerFields):
+    """What every generating route takes. None means "as the model's generation config or `SamplingParams` says"."""
+
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -196,11 +206,6 @@ class RequestFields(WireModel):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     stream: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    timeout: float | None = None
-    user: str | None = None
-    request_id: str | None = None
 
     def shared(self) -> dict[str, Any]:
         """The fields above, as far as the client sent them: a route may ask another one in its own words."""
