@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -11,11 +13,18 @@
 
 namespace octavo {
 
+// OCTAVO_WITH_AMX and OCTAVO_WITH_AVX2_VNNI say that the compiler knew those levels.
 #if defined(__x86_64__)
+namespace amx {
+extern const KernelTable table;
+}
 namespace avx512_bf16 {
 extern const KernelTable table;
 }
 namespace avx512 {
+extern const KernelTable table;
+}
+namespace avx2_vnni {
 extern const KernelTable table;
 }
 namespace avx2 {
@@ -38,8 +47,22 @@ namespace {
 
 // cpuid says what the processor has; XCR0 says which registers the operating system saves. Both are needed.
 struct Features {
-    bool avx2 = false, avx512 = false, vnni = false, bf16 = false;
+    bool avx2 = false, avx_vnni = false, avx512 = false, bf16 = false, amx = false;
 };
+
+// The registers of AMX are a process's once it has asked for them. Linux refuses where a thread's stack for signals has no room for them.
+bool permit_tiles() {
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Whether tiles are what the kernels were written for: eight of 16 rows of 64 bytes.
+bool has_palette() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(0x1d, 0, &a, &b, &c, &d) || a < 1) return false;
+    __cpuid_count(0x1d, 1, a, b, c, d);
+    return (b & 0xffffu) == 64 && b >> 16 == 8 && (c & 0xffffu) == 16;
+}
 
 Features detect() {
     Features found;
@@ -49,14 +72,18 @@ Features detect() {
     if (!osxsave || !avx) return found;
     unsigned low, high;
     asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    bool ymm = (low & 0x6u) == 0x6u, zmm = (low & 0xe6u) == 0xe6u;
+    bool ymm = (low & 0x6u) == 0x6u, zmm = (low & 0xe6u) == 0xe6u, tiles = (low & 0x60000u) == 0x60000u;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
     found.avx2 = ymm && fma && f16c && (b & (1u << 5));
     bool f = b & (1u << 16), dq = b & (1u << 17), bw = b & (1u << 30), vl = b & (1u << 31);
-    found.vnni = c & (1u << 11);
-    found.avx512 = found.avx2 && zmm && f && dq && bw && vl && found.vnni;
+    bool vnni = c & (1u << 11), amx = (d & (1u << 22)) && (d & (1u << 24)) && (d & (1u << 25));
+    found.avx512 = found.avx2 && zmm && f && dq && bw && vl && vnni;
     unsigned max_subleaf = a;
-    if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) found.bf16 = a & (1u << 5);
+    if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+        found.avx_vnni = found.avx2 && (a & (1u << 4));
+        found.bf16 = found.avx512 && (a & (1u << 5));
+    }
+    found.amx = found.bf16 && tiles && amx && has_palette() && permit_tiles();
     return found;
 }
 
@@ -68,8 +95,15 @@ const std::vector<IsaLevel>& isa_levels() {
         std::vector<IsaLevel> list;
 #if defined(__x86_64__)
         Features has = detect();
-        list.push_back({&avx512_bf16::table, has.avx512 && has.bf16, "AVX-512 F/BW/DQ/VL, VNNI and BF16"});
+#ifdef OCTAVO_WITH_AMX
+        list.push_back(
+            {&amx::table, has.amx, "AMX TILE/BF16/INT8 and the system's permission to use it, AVX-512 F/BW/DQ/VL, VNNI and BF16"});
+#endif
+        list.push_back({&avx512_bf16::table, has.bf16, "AVX-512 F/BW/DQ/VL, VNNI and BF16"});
         list.push_back({&avx512::table, has.avx512, "AVX-512 F/BW/DQ/VL and VNNI"});
+#ifdef OCTAVO_WITH_AVX2_VNNI
+        list.push_back({&avx2_vnni::table, has.avx_vnni, "AVX2, FMA, F16C and AVX-VNNI"});
+#endif
         list.push_back({&avx2::table, has.avx2, "AVX2, FMA and F16C"});
 #elif defined(__aarch64__)
         // The kernel tells what the processor has and it lets programs use.

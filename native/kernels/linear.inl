@@ -1,5 +1,8 @@
 // Linear layers: preparing activations, the work of a call shared out, rows of a packed weight read back.
 #include "linear_tiles.inl"
+#ifdef OCTAVO_HAS_AMX
+#include "linear_amx.inl"
+#endif
 
 namespace octavo::ISA {
 

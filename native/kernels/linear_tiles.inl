@@ -314,7 +314,11 @@ static inline void fetch_panel(const LinearArgs& a, int column, int row, int row
 }
 
 // Rows that take their turns with a block of a panel while it is in the nearest caches (8, 16 and 32 KiB measure alike).
+#ifdef OCTAVO_HAS_AMX
+constexpr int kRowBlock = 128;  // eight tiles of 16
+#else
 constexpr int kRowBlock = 72;
+#endif
 constexpr int64_t kBlockBytes = 32 << 10;
 
 // One panel times at most kRowBlock rows: sums [rows][kPanel].

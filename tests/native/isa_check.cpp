@@ -3,9 +3,11 @@
 // wrong.
 #include "isa_check.h"
 
-#if defined(__aarch64__)
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
+#include "dispatch.h"
+
+// OCTAVO_NEEDS: what a table is compiled for, some of whose instructions are emulated.
+#ifndef OCTAVO_NEEDS
+#define OCTAVO_NEEDS OCTAVO_ISA
 #endif
 
 namespace octavo {
@@ -15,26 +17,17 @@ extern const KernelTable table;
 namespace OCTAVO_ISA {
 extern const KernelTable table;
 }
+namespace OCTAVO_NEEDS {
+extern const KernelTable table;
+}
 }  // namespace octavo
 
 namespace {
 
-bool can_run(const std::string& name) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-    if (name == "avx2") return avx2;
-    if (name == "avx512") return avx512;
-    if (name == "avx512_bf16") return avx512 && __builtin_cpu_supports("avx512bf16");
-#elif defined(__aarch64__)
-    const bool dotprod = getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
-    const unsigned long more = HWCAP2_I8MM | HWCAP2_BF16;
-    if (name == "neon") return dotprod;
-    if (name == "neon_i8mm") return dotprod && (getauxval(AT_HWCAP2) & more) == more;
-#endif
-    return name == "scalar";
+bool can_run() {
+    for (const octavo::IsaLevel& level : octavo::isa_levels())
+        if (level.table == &octavo::OCTAVO_NEEDS::table) return level.supported;
+    return false;
 }
 
 }  // namespace
@@ -48,7 +41,7 @@ int main(int argc, char** argv) {
         else
             context.only = argv[i];
     }
-    if (!context.emulated && !can_run(context.table.name)) {
+    if (!context.emulated && !can_run()) {
         std::printf("This machine cannot run the instruction set '%s'.\n", context.table.name);
         return 77;
     }

@@ -16,9 +16,17 @@ ISA_FLAGS = {
     "avx2": AVX2,
     "avx512": AVX512,
     "avx512_bf16": [*AVX512, "-mavx512bf16"],
+    "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "avx2_vnni": [*AVX2, "-mavxvnni"],
+    "avx2_vnni_emulated": [*AVX2, f"-I{NATIVE}"],
+    "amx_emulated": [f"-I{NATIVE}"],
     "neon": ["-march=armv8.2-a+dotprod"],
     "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm+bf16"],
 }
+# Tables for tests, and the level that they are compiled for.
+EMULATED = {"avx2_vnni_emulated": "avx2", "amx_emulated": "scalar"}
+# Levels that a compiler may lack.
+LEVEL_DEFINES = ["-DOCTAVO_WITH_AMX", "-DOCTAVO_WITH_AVX2_VNNI"]
 KERNEL_FLAGS = [
     "-ffp-contract=off",
     "-fno-exceptions",
@@ -27,8 +35,8 @@ KERNEL_FLAGS = [
     "-fvisibility=hidden",
     "-Wno-psabi",
 ]
-CHECKS = ["isa_check", "check_elementwise", "check_linear", "check_attention", "check_sampler"]
-SUPPORT = ["pack", "plan", "thread_pool"]
+CHECKS = ["isa_check", "check_elementwise", "check_linear", "check_attention", "check_sampler", "stub_tables"]
+SUPPORT = ["pack", "plan", "thread_pool", "dispatch"]
 
 ON_ARM = platform.machine() in ("aarch64", "arm64")
 
@@ -43,26 +51,39 @@ def arm_compiler() -> str:
 
 
 def build(isa: str, folder: Path, optimize: str = "-O3", static: bool = False, jobs: int = 2) -> Path:
-    """The program for one table, in `folder`; `optimize` is the table's."""
+    """The program for one table, in `folder`; `optimize` is the table's. Programs in one folder share what they can."""
     cxx = arm_compiler() if isa.startswith("neon") else compiler()
 
     def compile_one(source: Path, flags: list[str]) -> Path:
-        target = folder / f"{source.stem}.o"
+        target = folder / (f"isa_check-{isa}.o" if source.stem == "isa_check" else f"{source.stem}.o")
+        if target.exists():
+            return target
         command = [cxx, "-std=c++20", *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
         return target
 
+    table = HERE if isa in EMULATED else NATIVE / "isa"
+    names = [f"-DOCTAVO_ISA={isa}", f"-DOCTAVO_NEEDS={EMULATED.get(isa, isa)}"]  # for isa_check
     parts = [
         (NATIVE / "isa" / "scalar.cpp", ["-O1", *KERNEL_FLAGS]),
-        (NATIVE / "isa" / f"{isa}.cpp", [optimize, *KERNEL_FLAGS, *ISA_FLAGS[isa]]),
-        *((HERE / f"{name}.cpp", ["-O1", "-Wall", "-Wextra", f"-DOCTAVO_ISA={isa}"]) for name in CHECKS),
-        *((NATIVE / f"{name}.cpp", ["-O1"]) for name in SUPPORT),
+        (table / f"{isa}.cpp", [optimize, *KERNEL_FLAGS, *ISA_FLAGS[isa]]),
+        *((HERE / f"{name}.cpp", ["-O1", "-Wall", "-Wextra", *names]) for name in CHECKS),
+        *((NATIVE / f"{name}.cpp", ["-O1", *LEVEL_DEFINES]) for name in SUPPORT),
     ]
     with ThreadPoolExecutor(jobs) as pool:
         objects = list(pool.map(lambda part: compile_one(*part), parts))
     program = folder / f"isa_check-{isa}"
     linking = ["-static", "-pthread"] if static else ["-pthread"]
     subprocess.run([cxx, *linking, *map(str, objects), "-o", str(program)], check=True)
+    return program
+
+
+def build_dispatch(folder: Path, cxx: str) -> Path:
+    """The program that prints the level which a machine is given, with no table in it."""
+    program = folder / "check_dispatch"
+    sources = [HERE / "check_dispatch.cpp", HERE / "stub_tables.cpp", NATIVE / "dispatch.cpp"]
+    command = [cxx, "-std=c++20", "-static", *LEVEL_DEFINES, f"-I{NATIVE}", *map(str, sources), "-o", str(program)]
+    subprocess.run(command, check=True)
     return program

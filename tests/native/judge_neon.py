@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from isa_program import HERE, NATIVE, ON_ARM, arm_compiler, build
+from isa_program import HERE, ON_ARM, arm_compiler, build, build_dispatch
 
 # Of those that qemu knows: each has what the table needs, and the first two lack what the next table needs.
 PROCESSORS = {"scalar": "cortex-a53", "neon": "neoverse-n1", "neon_i8mm": "max"}
@@ -48,14 +48,10 @@ def judge_table(table: str, folder: Path) -> int:
 
 
 def judge_dispatch(folder: Path) -> int:
-    """Whether each processor gets its best table: a program with all of them, run as each."""
+    """Whether each processor gets its best table: a program that asks for it, run as each."""
     if QEMU is None:
         return 2
-    program = folder / "check_dispatch"
-    sources = [HERE / "check_dispatch.cpp", NATIVE / "dispatch.cpp"]
-    objects = [folder / f"{name}.o" for name in (*PROCESSORS, "plan")]  # of the tables' programs
-    command = [arm_compiler(), "-std=c++20", "-static", f"-I{NATIVE}", *map(str, sources + objects), "-o", str(program)]
-    subprocess.run(command, check=True)
+    program = build_dispatch(folder, arm_compiler())
     given = {table: emulate(program, processor).stdout.strip() for table, processor in PROCESSORS.items()}
     print("dispatch: " + ", ".join(f"{PROCESSORS[table]} gets {name}" for table, name in given.items()))
     return int(any(table != name for table, name in given.items()))
