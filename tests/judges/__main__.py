@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import time
 
-from tests.judges import avx512, grammar, kv_cache, live, neon, parity
+from tests.judges import amx, avx512, grammar, kv_cache, live, neon, parity, vnni
 from tests.judges.report import write_result
 
 JUDGES = {
+    "amx": amx,
     "avx512": avx512,
     "grammar": grammar,
     "kv-cache": kv_cache,
     "neon": neon,
     "parity": parity,
     "tiny": live,
+    "vnni": vnni,
 }
 
 

@@ -8,4 +8,4 @@ from tests.judges.report import Verdict, run_script
 
 
 def run(options: argparse.Namespace) -> Verdict:
-    return run_script("judge_avx512.py")
+    return run_script("judge_x86.py", "avx512", "avx512_bf16")

@@ -19,7 +19,8 @@ HEADER = """# Judges
 
 Checks that are too long, or need too much, to run on every change. `scripts/judge NAME` runs one and replaces its part
 of this page. `parity` and `tiny` need an interpreter with torch and transformers for the other side: `--oracle PYTHON`.
-`avx512` and `neon` need an emulator where the processor lacks the instructions: [emulation.md](emulation.md).
+`vnni`, `avx512`, `amx` and `neon` need an emulator where the processor lacks the instructions:
+[emulation.md](emulation.md).
 """
 
 
@@ -48,10 +49,10 @@ def ask_oracle(python: str | None, arguments: list[str], budget: float) -> None:
         raise SystemExit(f"The oracle ended with code {error.returncode}.") from None
 
 
-def run_script(name: str) -> Verdict:
+def run_script(name: str, *arguments: str) -> Verdict:
     """What a script in tests/native prints, passed if it ends with 0."""
     script = ROOT / "tests" / "native" / name
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     return Verdict(done.returncode == 0, lines)
 

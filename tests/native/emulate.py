@@ -71,6 +71,12 @@ def missing_tools() -> list[str]:
     return [t for t in tools if not shutil.which(t)] + [f for f in files if not os.path.exists(f)]
 
 
+def processors() -> list[str]:
+    """The models that the Bochs here knows."""
+    done = subprocess.run(["bochs", "--help", "cpu"], capture_output=True, text=True, check=False)
+    return re.findall(r"^\w+$", done.stdout + done.stderr, re.MULTILINE)
+
+
 def build_kernel(folder: Path) -> bytes:
     """The kernel, as the first sectors of a disk."""
     subprocess.run(["g++", *KERNEL_FLAGS, "-c", KERNEL / "kernel.cpp", "-o", folder / "kernel.o"], check=True)
@@ -84,15 +90,21 @@ def build_kernel(folder: Path) -> bytes:
 
 
 def run(
-    program: Path, arguments: list[str], cpu: str = "corei7_icelake_u", timeout: float = 600.0
+    program: Path,
+    arguments: list[str],
+    cpu: str = "corei7_icelake_u",
+    timeout: float = 600.0,
+    permits_tiles: bool = True,
 ) -> tuple[int | None, str]:
-    """Exit status and output of a static program on a fresh machine; status None: it was not done in time, or the
-    machine stopped."""
+    """Exit status and output of a static program on a fresh machine, which lets it use AMX or not; status None: it was
+    not done in time, or the machine stopped."""
     with tempfile.TemporaryDirectory(prefix="emulate") as name:
         folder = Path(name)
         words = b"".join(a.encode() + b"\0" for a in [program.name, *arguments])
         code = program.read_bytes()
-        disk = build_kernel(folder) + struct.pack("<II504s", len(code), 1 + len(arguments), words) + code
+        disk = (
+            build_kernel(folder) + struct.pack("<III500s", len(code), 1 + len(arguments), permits_tiles, words) + code
+        )
         cylinders = len(disk) // (CYLINDER * SECTOR) + 1
         (folder / "disk").write_bytes(disk.ljust(cylinders * CYLINDER * SECTOR, b"\0"))
         (folder / "config").write_text(CONFIG.format(cpu=cpu, folder=folder, cylinders=cylinders))

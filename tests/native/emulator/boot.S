@@ -1,4 +1,4 @@
-// From the BIOS to long mode with every AVX-512 register enabled; the entries of system calls and of exceptions.
+// From the BIOS to long mode with every register of AVX, AVX-512 and AMX enabled that there is; the entries of system calls and of exceptions.
 //
 // Memory: 0x1000 page tables, below 0x7c00 the kernel's stacks, 0x7c00 this image, 0x20000 saved vector registers. Page 0 is not mapped; the
 // rest of 2 GiB is, each address to itself. Everything runs in ring 0 with interrupts off.
@@ -103,9 +103,13 @@ long_mode:
     mov %ax, %ss
     mov $STACK, %esp
     fninit
-    xor %ecx, %ecx          // XCR0: x87, SSE, AVX, and the three states of AVX-512
+    mov $0xd, %eax          // XCR0: of what the processor has, x87, SSE, AVX, the three states of AVX-512, the two of AMX
+    xor %ecx, %ecx
+    cpuid
+    and $0x600e7, %eax
+    mov %eax, register_states
+    xor %ecx, %ecx
     xor %edx, %edx
-    mov $0xe7, %eax
     xsetbv
     lea tss, %rax           // exceptions change to a stack of their own: the code below may keep values under its stack pointer
     mov $103, %ecx
@@ -231,7 +235,10 @@ exception_entry:
     push %r13
     push %r14
     push %r15
+    testb $0x80, register_states
+    jz without_vectors      // exception() will not come back
     each save_vector
+without_vectors:
     mov %rsp, %rdi
     mov $ZMM, %esi
     call exception
@@ -282,6 +289,8 @@ mxcsr: .long 0
 flush: .long 0x9fc0           // all exceptions masked, to nearest even, subnormals in and out are zero
 high_halves: .long 0xffff0000
 program_stack: .quad 0
+.globl register_states
+register_states: .long 0
 idt_pointer: .word 32 * 16 - 1
     .quad idt
 .balign 16
