@@ -1,4 +1,4 @@
-// The table avx2_vnni for processors with AVX2 only: vpdpbusd is computed without the instruction, exactly.
+// The linear kernels of the table avx2_vnni for processors with AVX2 only: vpdpbusd is computed without the instruction, exactly.
 #include <immintrin.h>
 
 static inline __m256i emulated_dpbusd(__m256i sum, __m256i w, __m256i a) {
@@ -14,4 +14,4 @@ static inline __m256i emulated_dpbusd(__m256i sum, __m256i w, __m256i a) {
 #include "isa/pairs_avx2.h"
 #include "isa/dot_avx2_vnni.h"
 
-#include "kernels/kernels.inl"
+#include "linear_table.inl"

@@ -12,17 +12,16 @@ import time
 from pathlib import Path
 
 from emulate import missing_tools, processors, run
-from isa_program import build, build_dispatch, compiler
+from isa_program import EMULATED, build, build_dispatch, compiler
 
-# Models of Bochs that have what the table needs, best first. The last two came with Bochs 2.8 and 3.0: an older one is
-# given the table that needs neither vpdpbusd nor tiles, which this machine may run.
+# Models of Bochs that have what the table needs, best first. Bochs 2.7 lacks arrow_lake and sapphire_rapids: then this
+# machine runs the linear kernels of a table that computes vpdpbusd, or tiles, without them.
 PROCESSORS = {
     "avx2_vnni": ["arrow_lake"],
     "avx512": ["corei7_icelake_u"],
     "avx512_bf16": ["sapphire_rapids", "corei7_icelake_u"],
     "amx": ["sapphire_rapids"],
 }
-EMULATED = {"avx2_vnni": ("avx2_vnni_emulated", []), "amx": ("amx_emulated", ["linear"])}
 # What dispatch gives to a model that does, or does not, let a program use AMX.
 GIVEN = [
     ("corei7_haswell_4770", True, "avx2"),
@@ -51,10 +50,9 @@ def run_table(table: str, folder: Path) -> tuple[int | None, str, str]:
     model = None if missing else next((name for name in PROCESSORS[table] if name in processors()), None)
     if model:
         return *run(program, ["--emulated"], cpu=model, timeout=BUDGET), f"under emulation as {model}"
-    if table not in EMULATED:
+    if f"{table}_emulated" not in EMULATED:
         return None, f"This machine lacks the instructions, and for their emulation {', '.join(missing)}.", "nowhere"
-    name, arguments = EMULATED[table]
-    return run_natively(build(name, folder, static=True), arguments)
+    return run_natively(build(f"{table}_emulated", folder, static=True), ["linear"])
 
 
 def judge(table: str, folder: Path) -> int:

@@ -1,6 +1,6 @@
 """The kernel tables that most machines of this kind can run, against the scalar table.
 
-Of two levels that few machines have, the texts run here too, with their own instructions computed by others.
+Of two levels that few machines have, the linear kernels run here too, with their instructions computed by others.
 """
 
 import platform
@@ -9,10 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from isa_program import build
+from isa_program import EMULATED, build
 
 NOT_SUPPORTED = 77
-TABLES = {"x86_64": ["avx2", "avx2_vnni_emulated"], "AMD64": ["avx2", "avx2_vnni_emulated"], "aarch64": ["neon"]}
+X86 = ["avx2", "avx2_vnni_emulated"]
+TABLES = {"x86_64": X86, "AMD64": X86, "aarch64": ["neon"]}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("table", [*TABLES.get(platform.machine(), []), "amx_emulated"])
 def test_table_agrees_with_scalar(table: str, folder: Path) -> None:
     program = build(table, folder, optimize="-O1")  # half the time of -O3, and the same text
-    group = ["linear"] if table == "amx_emulated" else []
+    group = ["linear"] if table in EMULATED else []
     done = subprocess.run([program, *group], capture_output=True, text=True, check=False, timeout=120)
     if done.returncode == NOT_SUPPORTED:
         pytest.skip(done.stdout.strip())
