@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../layout.h"
+#include "rows_avx2.h"
 
 // Loops over the registers of a tile.
 #define OCTAVO_UNROLL _Pragma("GCC unroll 32")
@@ -14,6 +15,7 @@ namespace {  // members of a class in a named namespace would be weak symbols
 constexpr int kPanelVectors = 2;  // a panel has 16 columns, so that a tile reads it without gaps: a third more than from 32 for many rows
 constexpr int kFloatRows = 6, kFloatVectors = 2;
 constexpr int kIntRows = 4, kIntVectors = 2;
+constexpr int kUnpackTiles = 3;  // from which on a block of a panel is unpacked once for all
 constexpr Act kActU8 = Act::q8w;
 constexpr bool kPairedHalves = true;
 

@@ -12,6 +12,7 @@ namespace {  // members of a class in a named namespace would be weak symbols
 constexpr int kPanelVectors = 4;  // a panel has 64 columns
 constexpr int kFloatRows = 6, kFloatVectors = 2;
 constexpr int kIntRows = 4, kIntVectors = 2;
+constexpr int kUnpackTiles = 0;  // never
 constexpr Act kActU8 = Act::q8;
 constexpr bool kPairedHalves = false;
 

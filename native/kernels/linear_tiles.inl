@@ -20,6 +20,8 @@ struct Tile {
     float* sums;  // [rows][kPanel]
     bool first;   // of the blocks of K: sums are zero, and not yet written
     int zero;
+    const std::byte* ahead;  // ahead_bytes of the weights that come next travel meanwhile
+    int64_t ahead_bytes;
 };
 
 template <int R, int V>
@@ -78,14 +80,52 @@ struct Bf16Weights : F32Weights {  // activations are float32 values, already ro
 };
 #endif
 
+// A tile that reads its weights as they are packed, whatever the number of rows.
+template <class Tile>
+struct AsPacked {
+    using Unpacked = Tile;
+    static constexpr int kUnpackedSteps = 1;
+    static constexpr bool kUnpacks = false;
+    static constexpr int64_t kUnpackedBytes = 1;
+    static inline void unpack(const std::byte*, int64_t, std::byte*) {}
+};
+
 template <class Weights>
 struct FloatTile {
     static constexpr int kRows = kFloatRows, kVectors = kFloatVectors;
     static constexpr int64_t kStepBytes = step_bytes(Weights::kFormat, kPanel, 0, false, false);
     static constexpr int64_t kActStep = Weights::kActStep;
 
+    // A block as float32, exactly and once for all tiles of many rows.
+    using Unpacked = FloatTile<F32Weights>;
+    static constexpr bool kUnpacks = kUnpackTiles > 0 && !std::is_same_v<Weights, F32Weights>;
+    static constexpr int kUnpackedSteps = Weights::kParts;
+    static constexpr int64_t kUnpackedBytes = sizeof(float) * kPanel * kUnpackedSteps;
+    static inline void unpack(const std::byte* w, int64_t steps, std::byte* out) {
+        auto* to = reinterpret_cast<float*>(out);
+        if constexpr (kUnpacks)
+            for (int64_t step = 0; step < steps; ++step, w += kStepBytes)
+                for (int part = 0; part < Weights::kParts; ++part)
+                    for (int v = 0; v < kPanelVectors; ++v, to += W) store(to, Weights::weight(w, v, part));
+    }
+
     template <int R, int V>
     static inline void run(const Tile& t, int vector) {
+#ifdef OCTAVO_HAS_FLOAT_ROWS
+        if constexpr (std::is_same_v<Weights, F32Weights>)
+            if (const int64_t fours = t.steps / 4 * 4) {
+                if (t.first) std::memset(t.sums, 0, sizeof(float) * R * kPanel);
+                multiply_rows<R>(t.w, t.a, t.a_stride, fours, t.sums, t.ahead, 4 * t.ahead_bytes / fours);
+                if (fours == t.steps) return;
+                return run_steps<R, V>(
+                    {t.w + fours * kStepBytes, t.a + fours * kActStep, t.a_stride, t.steps - fours, t.sums, false, t.zero, t.ahead, 0}, 0);
+            }
+#endif
+        run_steps<R, V>(t, vector);
+    }
+
+    template <int R, int V>
+    static inline void run_steps(const Tile& t, int vector) {
         vf sum[R][V];
         load_sums<R, V>(t, vector, sum);
         const std::byte* w = t.w;
@@ -116,7 +156,7 @@ struct FloatTile {
 // smaller or the level's sums have no room for the factors of two halves, 16. Where the level multiplies q - kOffset, dot lacks kOffset *
 // act_sum.
 template <Format F, int kGroup, bool kMinimum, bool kTwoLevels>
-struct IntTile {
+struct IntTile : AsPacked<IntTile<F, kGroup, kMinimum, kTwoLevels>> {
     using Dot = std::conditional_t<F == Format::i8, DotU8, DotU4>;
     static constexpr int kRows = kIntRows, kVectors = kIntVectors;
     static constexpr int64_t kStepBytes = step_bytes(F, kPanel, kGroup, kMinimum, kTwoLevels);
@@ -136,13 +176,17 @@ struct IntTile {
         const int64_t steps = t.steps, a_stride = t.a_stride;
         const int column = vector * W;
         const vf minus_zero = set1(static_cast<float>(Dot::kOffset - t.zero));
+        constexpr int kStepSpans = kActGroups * (32 / kSpan);
+        const std::byte* ahead = t.ahead;
+        const int64_t ahead_step = t.ahead_bytes / (steps * kStepSpans);
         for (int64_t step = 0; step < steps; ++step) {
             vf super_scale[V], super_minimum[V], scale[V], minimum[V];
             if constexpr (kTwoLevels) {
                 load_f16s<V>(w, column, super_scale, super_minimum);
                 w += kPanel * (kMinimum ? 4 : 2);
             }
-            for (int span = 0; span < kActGroups * (32 / kSpan); ++span) {
+            for (int span = 0; span < kStepSpans; ++span, ahead += ahead_step) {
+                if constexpr (R > 1) __builtin_prefetch(ahead, 0, 2);
                 const int half = kSpan == 16 ? span % 2 : 0;
                 if (span % kSpans == 0) {
                     if constexpr (kTwoLevels) {
@@ -217,7 +261,7 @@ struct IntTile {
 
 // 8-bit weights and activations with a scale per span: sum += scale * (act_scale * dot) for every span, and nothing but dot products of
 // integers within.
-struct SpanTile {
+struct SpanTile : AsPacked<SpanTile> {
     using Dot = DotU8;
     static constexpr int kRows = kIntRows, kVectors = kIntVectors;
     static constexpr int64_t kStepBytes = step_bytes(Format::i8s, kPanel, 0, false, false);
@@ -228,8 +272,9 @@ struct SpanTile {
     static inline void run(const Tile& t, int vector) {
         const std::byte* w = t.w + 4 * kPanel + vector * W * 4;  // a vector of scales is as long as one of quads
         const std::byte* a = t.a;
-        const int64_t a_stride = t.a_stride;
+        const int64_t a_stride = t.a_stride, ahead_step = t.ahead_bytes / t.steps;
         for (int64_t step = 0; step < t.steps; ++step, w += kStepBytes, a += kActStep) {
+            if constexpr (R > 1) __builtin_prefetch(t.ahead + step * ahead_step, 0, 2);
             vi acc[R][V];
             OCTAVO_UNROLL
             for (int r = 0; r < R; ++r) {
@@ -313,13 +358,13 @@ static inline void fetch_panel(const LinearArgs& a, int column, int row, int row
             __builtin_prefetch(a.out + (row + r) * a.out_stride + column + i, 1);
 }
 
-// Rows that take their turns with a block of a panel while it is in the nearest caches (8, 16 and 32 KiB measure alike).
+// Rows that take their turns with a block of a panel while it is in the nearest caches.
 #ifdef OCTAVO_HAS_AMX
 constexpr int kRowBlock = 128;  // eight tiles of 16
 #else
 constexpr int kRowBlock = 72;
 #endif
-constexpr int64_t kBlockBytes = 32 << 10;
+constexpr int64_t kBlockBytes = 40 << 10;
 
 // One panel times at most kRowBlock rows: sums [rows][kPanel].
 template <class T>
@@ -327,13 +372,31 @@ static void panel_sums(const PackedWeight& weight, int64_t panel, const std::byt
     const std::byte* w = weight.data + panel * weight.panel_bytes;
     const int64_t steps = steps_of(weight);
     const int tiles = (rows + T::kRows - 1) / T::kRows;
-    const int64_t block = tiles == 1 ? steps : kBlockBytes / T::kStepBytes + 1;
+    const bool unpacks = T::kUnpacks && tiles >= kUnpackTiles;
+    const int64_t step_bytes = unpacks ? T::kUnpackedBytes : T::kStepBytes;
+    const int64_t blocks = tiles == 1 ? 1 : (steps * step_bytes + kBlockBytes - 1) / kBlockBytes;
+    const int64_t block = ((steps + blocks - 1) / blocks + 3) / 4 * 4;
+    static_assert(kBlockBytes / T::kUnpackedBytes % 4 == 0, "a block is a multiple of four steps, and has room unpacked");
+    alignas(64) std::byte unpacked[T::kUnpacks ? kBlockBytes : 1];
     for (int64_t step = 0; step < steps; step += block) {
-        const int64_t count = steps - step < block ? steps - step : block;
+        const int64_t count = steps - step < block ? steps - step : block, bytes = count * T::kStepBytes;
+        const std::byte* from = w + step * T::kStepBytes;
+        if (unpacks) T::unpack(from, count, unpacked);
         for (int tile = 0; tile < tiles; ++tile) {
             const int first = rows * tile / tiles, last = rows * (tile + 1) / tiles;
-            run_tile<T>(last - first, {w + step * T::kStepBytes, x + first * x_stride + step * T::kActStep, x_stride, count,
-                                       sums + first * kPanel, step == 0, weight.zero});
+            const Tile t{unpacks ? unpacked : from,
+                         x + first * x_stride + step * T::kActStep,
+                         x_stride,
+                         unpacks ? count * T::kUnpackedSteps : count,
+                         sums + first * kPanel,
+                         step == 0,
+                         weight.zero,
+                         from + bytes + bytes * tile / tiles,
+                         tiles > 1 ? bytes / tiles : 0};
+            if (unpacks)
+                run_tile<typename T::Unpacked>(last - first, t);
+            else
+                run_tile<T>(last - first, t);
         }
     }
 }
