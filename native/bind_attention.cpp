@@ -93,16 +93,11 @@ Out attention(const KernelTable& isa, ThreadPool& pool, const KVCache& cache, in
         for (int i = 0; i < shares; ++i) isa.attention_merge(args, i, shares);
         return out;
     }
-    pool.run([&](int thread, int threads) {
-        if (store) isa.store(stored, share(static_cast<int64_t>(tokens), thread, threads));
+    if (store) pool.run([&](int i, int of) { isa.store(stored, share(static_cast<int64_t>(tokens), i, of)); });
+    pool.run(2 * layers, [&](int op, int i, int of) {
         AttentionArgs own = args;
-        for (int i = layer; i < layer + layers; ++i) {
-            own.cache = cache.layer(i);
-            pool.barrier();
-            isa.attention(own, thread, threads);
-            pool.barrier();
-            isa.attention_merge(own, thread, threads);
-        }
+        own.cache = cache.layer(layer + op / 2);
+        (op % 2 ? isa.attention_merge : isa.attention)(own, i, of);
     });
     return out;
 }
@@ -121,23 +116,23 @@ std::tuple<double, double> measure_limits(const KernelTable& isa, ThreadPool& po
     nb::gil_scoped_release release;
     std::vector<double> read, multiply;
     for (int round = 0; round < 6; ++round) {
-        double start = 0, middle = 0, end = 0;
-        pool.run([&](int thread, int threads) {
-            float* own = reinterpret_cast<float*>(memory.data()) + kFloats / threads * thread;
+        auto seconds = [&](auto body) {
+            const double start = now();
+            pool.run([&](int i, int of) { body(reinterpret_cast<float*>(memory.data()) + kFloats / of * i, kFloats / of); });
+            return now() - start;
+        };
+        if (round == 0) {
+            seconds([](float* own, int64_t count) { std::fill_n(own, count, 1.0f); });
+            continue;
+        }
+        read.push_back(seconds([&](float* own, int64_t count) {
             float out[16];
-            if (round == 0) std::fill_n(own, kFloats / threads, 1.0f);
-            pool.barrier();
-            if (thread == 0) start = now();
-            isa.math(MathFunction::sum, own, kFloats / threads, out);
-            pool.barrier();
-            if (thread == 0) middle = now();
+            isa.math(MathFunction::sum, own, count, out);
+        }));
+        multiply.push_back(seconds([&](float* own, int64_t) {
+            float out[16];
             isa.math(MathFunction::multiply_add, own, kFmas, out);
-            pool.barrier();
-            if (thread == 0) end = now();
-        });
-        if (round == 0) continue;
-        read.push_back(middle - start);
-        multiply.push_back(end - middle);
+        }));
     }
     std::nth_element(read.begin(), read.begin() + 2, read.end());
     std::nth_element(multiply.begin(), multiply.begin() + 2, multiply.end());

@@ -14,10 +14,10 @@ namespace octavo {
 
 namespace {
 
-// Runs body(thread, threads) on the pool and returns the seconds until all are done; with `processor_time`, those that the slowest thread
-// had a core for, so that a machine in use by others can be measured too. body returns after a barrier of its own or without any.
+// Runs `count` ops, body(op, share, shares), and returns the seconds until all are done; with `processor_time`, those that the longest of
+// the shares had a core for, over all ops, so that a machine in use by others can be measured too.
 template <class Body>
-double seconds_of(ThreadPool& pool, bool processor_time, Body&& body) {
+double seconds_of(ThreadPool& pool, bool processor_time, size_t count, Body&& body) {
     auto now = [](clockid_t clock) {
         timespec time;
         clock_gettime(clock, &time);
@@ -25,10 +25,10 @@ double seconds_of(ThreadPool& pool, bool processor_time, Body&& body) {
     };
     std::vector<double> busy(static_cast<size_t>(pool.threads()) * 8);  // a cache line each
     double start = now(CLOCK_MONOTONIC);
-    pool.run([&](int thread, int threads) {
-        double begin = now(CLOCK_THREAD_CPUTIME_ID);
-        body(thread, threads);
-        busy[static_cast<size_t>(thread) * 8] = now(CLOCK_THREAD_CPUTIME_ID) - begin;
+    pool.run(static_cast<int>(count), [&](int op, int share, int shares) {
+        double begin = processor_time ? now(CLOCK_THREAD_CPUTIME_ID) : 0;
+        body(static_cast<size_t>(op), share, shares);
+        if (processor_time) busy[static_cast<size_t>(share) * 8] += now(CLOCK_THREAD_CPUTIME_ID) - begin;
     });
     return processor_time ? *std::max_element(busy.begin(), busy.end()) : now(CLOCK_MONOTONIC) - start;
 }
@@ -40,9 +40,9 @@ std::vector<double> read_rates(ThreadPool& pool, int64_t bytes, int repeats, boo
     std::vector<double> rates;
     std::atomic<uint64_t> sink{0};
     for (int repeat = 0; repeat < repeats; ++repeat)
-        rates.push_back(static_cast<double>(bytes) / seconds_of(pool, processor_time, [&](int thread, int threads) {
-                            int64_t share = bytes / threads / 128 * 128;
-                            sink += probe_read(memory.data() + thread * share, share);
+        rates.push_back(static_cast<double>(bytes) / seconds_of(pool, processor_time, 1, [&](size_t, int share, int shares) {
+                            const int64_t size = bytes / shares / 128 * 128;
+                            sink += probe_read(memory.data() + share * size, size);
                         }));
     return rates;
 }
@@ -52,9 +52,9 @@ std::vector<double> dot_rates(const KernelTable* isa, ThreadPool& pool, const st
     std::vector<double> rates;
     for (int repeat = 0; repeat < repeats; ++repeat) {
         double operations = 0;
-        double seconds = seconds_of(pool, processor_time, [&](int thread, int) {
+        double seconds = seconds_of(pool, processor_time, 1, [&](size_t, int share, int) {
             double done = probe_dot(isa->name, act, 1 << 20);
-            if (thread == 0) operations = done;
+            if (share == 0) operations = done;
         });
         rates.push_back(operations * pool.threads() / seconds);
     }
@@ -77,12 +77,9 @@ std::vector<double> linear_times(const KernelTable* isa, ThreadPool& pool, const
     std::vector<double> times;
     pool.run([&](int thread, int threads) { isa->quantize(args, share(rows, thread, threads)); });
     for (int repeat = 0; repeat < repeats; ++repeat)
-        times.push_back(seconds_of(pool, processor_time, [&](int thread, int threads) {
-            for (const auto& weight : weights) {
-                LinearArgs linear{&weight->packed, form.data(), rows, nullptr, reinterpret_cast<float*>(out.data()), w.n, false};
-                isa->linear(&linear, 1, thread, threads);
-                if (!processor_time) pool.barrier();  // spinning would count as work
-            }
+        times.push_back(seconds_of(pool, processor_time, weights.size(), [&](size_t op, int share, int shares) {
+            LinearArgs linear{&weights[op]->packed, form.data(), rows, nullptr, reinterpret_cast<float*>(out.data()), w.n, false};
+            isa->linear(&linear, 1, share, shares);
         }));
     return times;
 }

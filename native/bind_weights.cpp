@@ -89,10 +89,9 @@ nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<We
         column += w.n;
     }
     nb::gil_scoped_release release;
-    pool.run([&](int thread, int threads) {
-        for (const auto& act : acts) isa->quantize(act, share(rows, thread, threads));
-        pool.barrier();
-        isa->linear(list.data(), static_cast<int>(list.size()), thread, threads);
+    pool.run(2, [&](int op, int i, int of) {
+        if (op == 1) return isa->linear(list.data(), static_cast<int>(list.size()), i, of);
+        for (const auto& act : acts) isa->quantize(act, share(rows, i, of));
     });
     nb::gil_scoped_acquire acquire;
     return result;

@@ -1,8 +1,7 @@
 // The seam between the Program and the kernels: argument structs with shapes, and one table of functions per ISA.
 //
-// Most kernels treat rows one by one, and are called for a range of rows. The others are called by every thread of the pool with its own
-// `thread` of `threads`, do their share, and return. Who computes what may depend on the ranges and on `threads`; what is computed never
-// does.
+// Most kernels treat rows one by one, and are called for a range of rows. The others are called once for each `thread` of `threads`, the
+// number of a share, by whichever thread of the pool takes it. What a share is may depend on `threads`; what is computed never does.
 #pragma once
 
 #include "types.h"
@@ -201,7 +200,7 @@ struct KernelTable {
     void (*store)(const StoreArgs&, Range rows);
     int64_t (*attention_scratch)(int max_tokens, int max_seqs, int heads, int head_dim, int64_t max_seq_len, int threads);
     void (*attention)(const AttentionArgs&, int thread, int threads);        // partials
-    void (*attention_merge)(const AttentionArgs&, int thread, int threads);  // after a barrier; may have nothing to do
+    void (*attention_merge)(const AttentionArgs&, int thread, int threads);  // after all shares of that; may have nothing to do
 
     void (*sample)(const SampleArgs&, int thread, int threads);
 

@@ -184,27 +184,31 @@ void Program::run(int first, int last) {
 
 void Program::run_ops(size_t begin, size_t end) {
     if (profile) seconds.resize(ops_.size(), 0.0);
-    pool->run([&](int thread, int threads) {
-        for (size_t i = begin; i < end; pool->barrier()) {
-            const size_t first = i++;
-            while (ops_[first].row_op && i < end && ops_[i].row_op && ops_[i].rows == ops_[first].rows) ++i;
-            if (ops_[first].row_op) {
-                run_rows(first, i, thread, threads);
-            } else {
-                const Timer timer(profile && thread == 0 ? &seconds[first] : nullptr);
-                ops_[first].op(thread, threads);
-            }
-        }
+    groups_.clear();
+    for (size_t i = begin; i < end;) {
+        const size_t first = i++;
+        while (ops_[first].row_op && i < end && ops_[i].row_op && ops_[i].rows == ops_[first].rows) ++i;
+        groups_.push_back({first, i});
+    }
+    const auto shares_of = [&](int group) {
+        const Entry& first = ops_[groups_[static_cast<size_t>(group)].begin];
+        return first.row_op ? std::clamp(inputs->count(first.rows), 1, pool->threads()) : pool->threads();
+    };
+    pool->run(static_cast<int>(groups_.size()), shares_of, [&](int group, int number, int shares) {
+        const auto [first, last] = groups_[static_cast<size_t>(group)];
+        if (ops_[first].row_op) return run_rows(first, last, number, shares);
+        const Timer timer(profile && number == 0 ? &seconds[first] : nullptr);
+        ops_[first].op(number, shares);
     });
 }
 
 // Ops [begin, end) of equal rows.
-void Program::run_rows(size_t begin, size_t end, int thread, int threads) {
+void Program::run_rows(size_t begin, size_t end, int number, int shares) {
     constexpr int64_t kRows = 16;  // of SmolLM2's 1,536 floats: 96 KiB
-    const Range all = share(inputs->count(ops_[begin].rows), thread, threads);
+    const Range all = share(inputs->count(ops_[begin].rows), number, shares);
     for (int64_t row = all.begin; row < all.end; row += kRows)
         for (size_t i = begin; i < end; ++i) {
-            const Timer timer(profile && thread == 0 ? &seconds[i] : nullptr);
+            const Timer timer(profile && number == 0 ? &seconds[i] : nullptr);
             ops_[i].row_op({row, std::min(row + kRows, all.end)});
         }
 }

@@ -78,7 +78,7 @@ struct StepInputs {
 
 class Program {
   public:
-    using Op = std::function<void(int thread, int threads)>;
+    using Op = std::function<void(int share, int shares)>;
     using RowOp = std::function<void(Range rows)>;
     using HostOp = std::function<void()>;
 
@@ -86,7 +86,7 @@ class Program {
 
     void push(Op op, const char* name) { ops_.push_back({std::move(op), nullptr, nullptr, {}, name}); }
     // An op whose every row reads and writes the same row of what ops of equal `rows` before it have written. Such ops that follow one
-    // another are run together, a few rows at a time: there is no barrier between them, and a row is still in the nearest cache.
+    // another are run together, a few rows at a time: nobody waits between them, and a row is still in the nearest cache.
     void push_rows(RowOp op, Rows rows, const char* name) { ops_.push_back({nullptr, std::move(op), nullptr, rows, name}); }
     void push_host(HostOp op, const char* name) { ops_.push_back({nullptr, nullptr, std::move(op), {}, name}); }
     void prepare(HostOp op) { prepare_.push_back(std::move(op)); }  // done by the caller before the first op of a run
@@ -111,7 +111,7 @@ class Program {
     int64_t runs = 0;                                // native calls made, for those who count
     std::vector<std::optional<GroupLimits>> limits;  // of each cache group that attention reads
 
-    // Time spent in each op, summed over runs while `profile` is set; seconds, by thread 0.
+    // Time spent in each op, summed over runs while `profile` is set; seconds, of share 0.
     bool profile = false;
     std::vector<double> seconds;
 
@@ -124,12 +124,16 @@ class Program {
         const char* name;
     };
     void run_ops(size_t begin, size_t end);
-    void run_rows(size_t begin, size_t end, int thread, int threads);
+    void run_rows(size_t begin, size_t end, int number, int shares);
     void check_place(int64_t offset, int64_t rows, int64_t row_bytes) const;
 
     Memory workspace_;
     std::vector<Entry> ops_;
     std::vector<HostOp> prepare_;
+    struct Group {
+        size_t begin, end;
+    };
+    std::vector<Group> groups_;  // of the ops of a run, those that are computed together
     std::vector<size_t> segment_ends_;
 };
 

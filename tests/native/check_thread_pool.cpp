@@ -1,9 +1,17 @@
-// What a thread pool does with exceptions: check_thread_pool. Exit status 0 when all holds; else the line that does not is named.
+// What a thread pool does with the shares of ops, with exceptions, and with a core too few: check_thread_pool. Exit status 0 when all
+// holds; else the line that does not is named.
+#include <sched.h>
+#include <sys/resource.h>
+
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "thread_pool.h"
 
@@ -15,51 +23,111 @@ static void require(bool holds, const std::string& what) {
     std::exit(1);
 }
 
-// Every thread adds its share, barrier by barrier; what each reads after a barrier must be whole.
+// Ops of one share and of several, in turn: each share is computed once, when all of the ops before are whole.
 static bool works(ThreadPool& pool) {
-    constexpr int kRounds = 5;
+    constexpr int kOps = 40;
+    const int threads = pool.threads();
+    const auto shares_of = [threads](int op) { return op % 4 == 1 ? 1 : op % 4 == 2 ? (threads + 1) / 2 : threads; };
+    std::vector<std::atomic<int>> times(static_cast<size_t>(kOps * threads));
     std::atomic<int> sum{0};
     std::atomic<bool> whole{true};
-    pool.run([&](int, int threads) {
-        for (int round = 1; round <= kRounds; ++round) {
-            ++sum;
-            pool.barrier();
-            if (sum != round * threads) whole = false;
-            pool.barrier();
-        }
+    int before[kOps + 1] = {};
+    for (int op = 0; op < kOps; ++op) before[op + 1] = before[op] + shares_of(op);
+    pool.run(kOps, shares_of, [&](int op, int share, int shares) {
+        if (shares != shares_of(op) || sum < before[op]) whole = false;
+        ++times[static_cast<size_t>(op * threads + share)];
+        ++sum;
     });
-    return whole && sum == kRounds * pool.threads();
+    for (int op = 0; op < kOps; ++op)
+        for (int share = 0; share < threads; ++share)
+            if (times[static_cast<size_t>(op * threads + share)] != (share < shares_of(op) ? 1 : 0)) return false;
+    return whole && sum == before[kOps];
 }
 
-// The text of what run() throws when `thrower` throws after `barriers` of eight; "" where it throws nothing.
-static std::string thrown(ThreadPool& pool, int thrower, int barriers) {
+// The text of what run() throws when a share of one of eight ops throws; "" where it throws nothing.
+static std::string thrown(ThreadPool& pool, int thrower, int where) {
+    std::atomic<int> last{0};
     try {
-        pool.run([&](int thread, int) {
-            for (int i = 0; i < 8; ++i) {
-                if (thread == thrower && i == barriers) throw std::runtime_error("thread " + std::to_string(thread));
-                pool.barrier();
-            }
+        pool.run(8, [&](int op, int share, int) {
+            last = op;
+            if (share == thrower && op == where) throw std::runtime_error("share " + std::to_string(share));
         });
-    } catch (const std::runtime_error& error) { return error.what(); }
+    } catch (const std::runtime_error& error) { return last == where ? error.what() : "an op was begun after that of the exception"; }
     return "";
 }
 
+static double processor_seconds() {
+    timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+static long switches() {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_nvcsw;
+}
+static void work() {  // some tens of microseconds
+    for (int i = 0; i < 40000; ++i) asm volatile("");
+}
+
+// With all threads on one core: what a step costs beside its work, and how often threads give the core up.
+static void check_one_core() {
+    cpu_set_t all, one;
+    sched_getaffinity(0, sizeof all, &all);
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu)
+        if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof one, &one);
+    constexpr int kOps = 2000, kThreads = 4;
+    const auto body = [](int, int, int) { work(); };
+    ThreadPool alone(1), pool(kThreads);
+    const double start = processor_seconds();
+    for (int share = 0; share < kThreads; ++share) alone.run(kOps, body);
+    const double middle = processor_seconds();
+    const long before = switches();
+    pool.run(kOps, body);
+    const double end = processor_seconds();
+    require(end - middle < 3 * (middle - start), "threads that share a core take little more time than one thread");
+    require(switches() - before < kOps, "threads that share a core do not switch for each op");
+    sched_setaffinity(0, sizeof all, &all);
+}
+
+// Callers queue for the pool.
+static void check_callers() {
+    ThreadPool pool(3);
+    std::atomic<bool> fine{true};
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 3; ++i)
+        callers.emplace_back([&] {
+            for (int repeat = 0; repeat < 200; ++repeat)
+                if (!works(pool)) fine = false;
+        });
+    for (auto& caller : callers) caller.join();
+    require(fine, "steps of several callers keep apart");
+}
+
 int main() {
-    for (int threads : {1, 2, 3}) {
+    for (int threads : {1, 2, 3, 8}) {
         ThreadPool pool(threads);
         const std::string name = std::to_string(threads) + " threads: ";
-        require(works(pool), name + "a new pool works");
+        for (int repeat = 0; repeat < 200; ++repeat) require(works(pool), name + "each share is computed once, and in its turn");
         for (int repeat = 0; repeat < 10; ++repeat)
             for (int thrower = 0; thrower < threads; ++thrower)
-                for (int barriers : {0, 1, 7}) {
-                    require(thrown(pool, thrower, barriers) == "thread " + std::to_string(thrower), name + "the caller gets the exception");
+                for (int op : {0, 1, 7}) {
+                    const std::string got = thrown(pool, thrower, op);
+                    require(got == "share " + std::to_string(thrower), name + "the caller gets the exception, not '" + got + "'");
                     require(works(pool), name + "the pool works after an exception");
                 }
         bool caught = false;
         try {
             pool.run([](int, int) { throw std::bad_alloc(); });
         } catch (const std::bad_alloc&) { caught = true; }
-        require(caught && works(pool), name + "every thread may throw, and one exception arrives as what it is");
+        require(caught && works(pool), name + "every share may throw, and one exception arrives as what it is");
+        int runs = 0;
+        pool.run(0, [&](int, int, int) { ++runs; });
+        require(runs == 0, name + "a step may have no ops");
     }
+    check_callers();
+    check_one_core();
     std::printf("all holds\n");
 }

@@ -1,4 +1,4 @@
-"""Exceptions in a thread pool's bodies reach the caller, and the pool goes on."""
+"""The thread pool: shares of ops, exceptions, several callers, and more threads than cores."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from isa_program import HERE, NATIVE
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_an_exception_reaches_the_caller_and_the_pool_goes_on(tmp_path: Path) -> None:
+def test_what_the_pool_promises(tmp_path: Path) -> None:
     program = tmp_path / "check_thread_pool"
     sources = [HERE / "check_thread_pool.cpp", NATIVE / "thread_pool.cpp"]
     command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-Wall", "-Wextra", f"-I{NATIVE}", "-pthread"]
