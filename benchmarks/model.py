@@ -26,7 +26,7 @@ from octavo import LLM, SamplingParams, _native
 from octavo.config import EngineConfig
 from octavo.model.model_config import ModelConfig
 from octavo.model_files import describe
-from octavo.runtime.sizing import default_threads
+from octavo.runtime.topology import default_threads
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.packing import float_format, job
 from octavo.weights.passes import load_weights

@@ -8,7 +8,10 @@ NB_MODULE(_native, m) {
 
     nb::class_<KernelTable>(m, "KernelTable").def_ro("name", &KernelTable::name).def_ro("lanes", &KernelTable::lanes);
 
-    nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), nb::arg("threads")).def_prop_ro("threads", &ThreadPool::threads);
+    nb::class_<ThreadPool>(m, "ThreadPool")
+        .def(nb::init<int, std::vector<std::vector<int>>>(), nb::arg("threads"), nb::arg("cpus") = std::vector<std::vector<int>>(),
+             "The processors of each thread; none: any.")
+        .def_prop_ro("threads", &ThreadPool::threads);
 
     m.def(
         "isa_levels",

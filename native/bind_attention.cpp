@@ -145,11 +145,13 @@ void bind_attention(nb::module_& m) {
     nb::class_<KVCache>(m, "KVCache", "Keys and values of the layers of one cache group; memory is touched when a block is.")
         .def(
             "__init__",
-            [](KVCache* self, int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, const std::string& type) {
-                new (self) KVCache(num_layers, num_blocks, block_size, kv_heads, head_dim, cache_type(type));
+            [](KVCache* self, int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, const std::string& type,
+               const std::vector<int>& nodes) {
+                new (self) KVCache(num_layers, num_blocks, block_size, kv_heads, head_dim, cache_type(type), nodes);
             },
             nb::arg("num_layers"), nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"),
-            nb::arg("type") = "bf16")
+            nb::arg("type") = "bf16", nb::arg("nodes") = std::vector<int>(),
+            "On several nodes of the machine, its pages come from them in turn.")
         .def_prop_ro("num_layers", &KVCache::num_layers)
         .def_prop_ro("num_blocks", &KVCache::num_blocks)
         .def_prop_ro("block_size", &KVCache::block_size)

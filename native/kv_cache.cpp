@@ -39,7 +39,8 @@ int64_t KVCache::bytes_per_block(int num_layers, int block_size, int kv_heads, i
     return 2 * int64_t{num_layers} * kv_heads * (block_size / kKeyTile) * tile_bytes(type, head_dim);
 }
 
-KVCache::KVCache(int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, CacheType type)
+KVCache::KVCache(int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, CacheType type,
+                 const std::vector<int>& nodes)
     : layout_{type, block_size, kv_heads, head_dim, num_blocks, nullptr, nullptr}, num_layers_(num_layers) {
     check(num_blocks > 0 && num_blocks <= INT32_MAX, "block count", num_blocks, "it must be positive and fit 31 bits");
     check(num_blocks <= INT64_MAX / bytes_per_block(num_layers, block_size, kv_heads, head_dim, type), "block count", num_blocks,
@@ -47,6 +48,7 @@ KVCache::KVCache(int num_layers, int64_t num_blocks, int block_size, int kv_head
     block_bytes_ = bytes_per_block(1, block_size, kv_heads, head_dim, type) / 2;
     plane_bytes_ = block_bytes_ * num_blocks;
     memory_ = Memory(plane_bytes_ * 2 * num_layers);
+    memory_.interleave(nodes);
 }
 
 CacheLayer KVCache::layer(int index) const {

@@ -15,7 +15,9 @@ const char* name_of(CacheType type);
 class KVCache {
   public:
     // block_size a multiple of 16 up to 128, head_dim a multiple of 8 up to 256 (stored padded to a multiple of 16).
-    KVCache(int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, CacheType type);
+    // Who reads a block is not known before it is read: its pages come from `nodes` in turn, where there are any to choose from.
+    KVCache(int num_layers, int64_t num_blocks, int block_size, int kv_heads, int head_dim, CacheType type,
+            const std::vector<int>& nodes = {});
 
     int num_layers() const { return num_layers_; }
     int64_t num_blocks() const { return layout_.num_blocks; }

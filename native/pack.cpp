@@ -419,13 +419,11 @@ Format default_format(Source source) { return type_of(source).format; }
 std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, std::span<const PackJob> jobs) {
     constexpr int64_t kLine = 64;
     std::vector<PackedWeightOwner> owners;
-    std::vector<int64_t> ends;  // of each job's panels, counted through all jobs
-    int64_t bytes = 0, panels = 0;
+    int64_t bytes = 0;
     for (const PackJob& job : jobs) {
         check(table, job);
         const PackedWeight& w = owners.emplace_back(describe(table, job), nullptr, table).packed;
         bytes += (w.bytes + kLine - 1) / kLine * kLine;
-        ends.push_back(panels += w.bytes / w.panel_bytes);
     }
     auto memory = std::make_shared<Memory>(bytes);
     std::byte* at = memory->data();
@@ -434,15 +432,22 @@ std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, 
         owner.packed.data = at;
         at += (owner.packed.bytes + kLine - 1) / kLine * kLine;
     }
-    std::atomic<int64_t> next{0};
-    std::atomic<size_t> unheld{jobs.size()};  // the first job with a value that its format does not hold
-    // Panels are taken one by one: while the model is loaded other work has a core, and a fixed share would wait for the thread behind it.
-    pool.run([&](int, int) {
+    // A thread takes the panels that it will read, one by one, so that their pages are near it, and then what others have left: while the
+    // model is loaded other work has a core, and a fixed share would wait for the thread behind it.
+    const auto threads = static_cast<size_t>(pool.threads());
+    std::vector<std::atomic<int64_t>> taken(jobs.size() * threads);  // panels of each thread's part of each job
+    std::atomic<size_t> unheld{jobs.size()};                         // the first job with a value that its format does not hold
+    pool.run([&](int thread, int) {
         std::vector<float> floats;
-        for (int64_t panel; (panel = next.fetch_add(1, std::memory_order_relaxed)) < panels;) {
-            const auto job = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), panel) - ends.begin());
-            if (pack_panel(owners[job].packed, table->paired_halves, jobs[job], panel - (job ? ends[job - 1] : 0), floats)) continue;
-            for (size_t first = unheld.load(); job < first && !unheld.compare_exchange_weak(first, job);) {}
+        for (size_t i = 0; i < taken.size(); ++i) {
+            const size_t owner = (static_cast<size_t>(thread) + i / jobs.size()) % threads, job = i % jobs.size();
+            const PackedWeight& w = owners[job].packed;
+            const Range part = share(w.bytes / w.panel_bytes, static_cast<int>(owner), pool.threads());
+            std::atomic<int64_t>& next = taken[job * threads + owner];
+            for (int64_t panel; (panel = part.begin + next.fetch_add(1, std::memory_order_relaxed)) < part.end;) {
+                if (pack_panel(w, table->paired_halves, jobs[job], panel, floats)) continue;
+                for (size_t first = unheld.load(); job < first && !unheld.compare_exchange_weak(first, job);) {}
+            }
         }
     });
     if (unheld < jobs.size()) {

@@ -1,9 +1,12 @@
 #include "thread_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <chrono>
+#include <optional>
+#include <stdexcept>
 #include <utility>
 
 namespace octavo {
@@ -48,9 +51,30 @@ inline uint64_t ticks() {
 #endif
 }
 
+// For its life, the thread that makes it keeps to some processors; where the system refuses that, it goes on where it may.
+class BoundTo {
+  public:
+    explicit BoundTo(const std::vector<int>& cpus) {
+        sched_getaffinity(0, sizeof before_, &before_);
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        for (int cpu : cpus)
+            if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &own);
+        sched_setaffinity(0, sizeof own, &own);
+    }
+    ~BoundTo() { sched_setaffinity(0, sizeof before_, &before_); }
+    BoundTo(const BoundTo&) = delete;
+
+  private:
+    cpu_set_t before_;
+};
+
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), shares_(new Share[static_cast<size_t>(threads_)]) {
+ThreadPool::ThreadPool(int threads, std::vector<std::vector<int>> cpus)
+    : threads_(threads < 1 ? 1 : threads), cpus_(std::move(cpus)), shares_(new Share[static_cast<size_t>(threads_)]) {
+    if (!cpus_.empty() && cpus_.size() != static_cast<size_t>(threads_))
+        throw std::invalid_argument("A thread pool needs the processors of each thread, or none.");
     // Signals are the business of the interpreter's main thread: helpers inherit a full mask.
     sigset_t all, before;
     sigfillset(&all);
@@ -76,6 +100,8 @@ void ThreadPool::stop() {
 
 void ThreadPool::run_step(const Step& step) {
     std::lock_guard<std::mutex> turn(mutex_);
+    std::optional<BoundTo> bound;
+    if (!cpus_.empty()) bound.emplace(cpus_[0]);
     step_ = step;
     first_ = number_of(current_.load(std::memory_order_relaxed)) + 2;
     if (threads_ > 1) {
@@ -91,6 +117,8 @@ void ThreadPool::run_step(const Step& step) {
 }
 
 void ThreadPool::help(int thread) {
+    std::optional<BoundTo> bound;
+    if (!cpus_.empty()) bound.emplace(cpus_[static_cast<size_t>(thread)]);
     for (;;) {
         const uint32_t step = steps_.load(std::memory_order_acquire);
         if (stop_.load(std::memory_order_relaxed)) return;

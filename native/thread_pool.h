@@ -19,7 +19,9 @@ namespace octavo {
 
 class ThreadPool {
   public:
-    explicit ThreadPool(int threads);
+    // cpus: the processors that each thread keeps to; empty: the system chooses. Thread 0 is whoever calls, and keeps to its own for a
+    // step.
+    explicit ThreadPool(int threads, std::vector<std::vector<int>> cpus = {});
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
 
@@ -78,6 +80,7 @@ class ThreadPool {
     std::exception_ptr error_;  // of the share that set failed_
     std::atomic<bool> stop_{false};
     int threads_;
+    std::vector<std::vector<int>> cpus_;
     std::mutex mutex_;
     std::unique_ptr<Share[]> shares_;
     std::vector<std::thread> helpers_;

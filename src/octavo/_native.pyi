@@ -22,7 +22,7 @@ class KernelTable:
     def lanes(self) -> int: ...
 
 class ThreadPool:
-    def __init__(self, threads: int) -> None: ...
+    def __init__(self, threads: int, cpus: Sequence[Sequence[int]] = []) -> None: ...
     @property
     def threads(self) -> int: ...
 
@@ -92,7 +92,14 @@ def embed(isa: KernelTable, pool: ThreadPool, weight: PackedWeight, ids: _Int32,
 
 class KVCache:
     def __init__(
-        self, num_layers: int, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, type: str = "bf16"
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        type: str = "bf16",
+        nodes: Sequence[int] = [],
     ) -> None: ...
     @property
     def num_layers(self) -> int: ...

@@ -46,13 +46,13 @@ from octavo.runtime.sizing import (
     GIB,
     check_weights_fit,
     context_limit,
-    default_threads,
     group_specs,
     least_budget,
     measured_budget,
     plan_pool,
     weight_bytes,
 )
+from octavo.runtime.topology import default_threads, place_threads, read_nodes
 from octavo.sampling_params import MAX_BEAM_STOPS, MAX_N
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.packing import Packed, pack_weights
@@ -92,9 +92,9 @@ def build(config: EngineConfig) -> LoadedModel:
         isa = _native.select_isa(config.isa or "")
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    threads = config.threads or default_threads()
+    threads, nodes = config.threads or default_threads(), read_nodes()
     try:
-        pool = _native.ThreadPool(threads)
+        pool = _native.ThreadPool(threads, place_threads(threads, nodes))
     except RuntimeError as error:
         raise ConfigError(f"{threads} threads cannot be had: {error}. Use fewer with --threads.") from None
     max_model_len = context_limit(model, config)
@@ -174,7 +174,13 @@ def build(config: EngineConfig) -> LoadedModel:
     inputs = _native.StepInputs(*step_sizes(budget, plan.max_model_len))
     caches = [
         _native.KVCache(
-            len(layers), blocks, config.block_size, of.model.config.num_kv_heads, of.model.config.head_dim, of.kv_type
+            len(layers),
+            blocks,
+            config.block_size,
+            of.model.config.num_kv_heads,
+            of.model.config.head_dim,
+            of.kv_type,
+            [node.number for node in nodes] if len(nodes) > 1 else [],
         )
         for (of, _, layers), blocks in zip(groups, plan.num_blocks, strict=True)
     ]

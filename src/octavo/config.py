@@ -240,7 +240,7 @@ class EngineConfig(Options):
         20, "Most logprobs of alternatives a request may ask for, up to 20.", whole_number(0, 20)
     )
     threads: int | None = option(
-        None, "Threads that compute. Default: every core this process may use.", optional(whole_number(1, 1024))
+        None, "Threads that compute. Default: one for each core this process may use.", optional(whole_number(1, 1024))
     )
     isa: str | None = option(
         None,

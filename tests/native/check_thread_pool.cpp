@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -85,10 +86,14 @@ static void check_one_core() {
     for (int share = 0; share < kThreads; ++share) alone.run(kOps, body);
     const double middle = processor_seconds();
     const long before = switches();
+    const auto began = std::chrono::steady_clock::now();
     pool.run(kOps, body);
+    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - began;
     const double end = processor_seconds();
     require(end - middle < 3 * (middle - start), "threads that share a core take little more time than one thread");
-    require(switches() - before < kOps, "threads that share a core do not switch for each op");
+    // A helper without work naps for a millisecond at a time.
+    require(static_cast<double>(switches() - before) < kOps / 4 + kThreads * elapsed.count(),
+            "threads that share a core do not switch for each op");
     sched_setaffinity(0, sizeof all, &all);
 }
 
@@ -104,6 +109,32 @@ static void check_callers() {
         });
     for (auto& caller : callers) caller.join();
     require(fine, "steps of several callers keep apart");
+}
+
+// Each thread keeps to its processors, and the caller only for the step.
+static void check_places() {
+    cpu_set_t before, after;
+    sched_getaffinity(0, sizeof before, &before);
+    std::vector<int> usable;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+        if (CPU_ISSET(cpu, &before)) usable.push_back(cpu);
+    const int first = usable.front(), last = usable.back();
+    ThreadPool pool(2, {{first}, {last}});
+    const auto caller = std::this_thread::get_id();
+    std::atomic<bool> fine{true};
+    std::atomic<int> helped{0};
+    for (int repeat = 0; repeat < 10000 && helped == 0; ++repeat)
+        pool.run([&](int, int) {
+            const bool helper = std::this_thread::get_id() != caller;
+            cpu_set_t own;
+            sched_getaffinity(0, sizeof own, &own);
+            if (CPU_COUNT(&own) != 1 || !CPU_ISSET(helper ? last : first, &own)) fine = false;
+            helped += helper;
+            work();
+        });
+    sched_getaffinity(0, sizeof after, &after);
+    require(fine && helped > 0, "threads keep to the processors given");
+    require(CPU_EQUAL(&before, &after), "the caller may go where it could before");
 }
 
 int main() {
@@ -129,5 +160,6 @@ int main() {
     }
     check_callers();
     check_one_core();
+    check_places();
     std::printf("all holds\n");
 }

@@ -10,61 +10,17 @@ from typing import Any
 
 import pytest
 import tiny
-from recorded import tree
 
 from octavo import build as composition
 from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, ModelError
 from octavo.model_files import describe
-from octavo.runtime.sizing import default_threads, group_specs, plan_pool
+from octavo.runtime.sizing import group_specs, plan_pool
 from octavo.sampling_params import SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
 
 MIB = 1 << 20
-
-
-V1 = {
-    "proc/self/cgroup": "11:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/\n",
-    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-    "sys/fs/cgroup/cpu,cpuacct/docker/a/cpu.cfs_quota_us": "250000\n",
-    "sys/fs/cgroup/cpu,cpuacct/docker/a/cpu.cfs_period_us": "100000\n",
-}
-# As in a container: the path is the host's, the mount shows the container's group.
-V1_ROOT = {
-    "proc/self/cgroup": "4:cpuacct,cpu:/docker/a\n",
-    "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000\n",
-    "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-}
-V2 = {
-    "proc/self/cgroup": "0::/user.slice/octavo.service\n",
-    "sys/fs/cgroup/user.slice/cpu.max": "max 100000\n",
-    "sys/fs/cgroup/user.slice/octavo.service/cpu.max": "max 100000\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("files", "threads"),
-    [
-        ({}, 8),
-        (V1, 3),
-        (V1 | {"sys/fs/cgroup/cpu,cpuacct/docker/a/cpu.cfs_quota_us": "-1\n"}, 8),
-        (V1_ROOT, 2),
-        (V2, 8),
-        (V2 | {"sys/fs/cgroup/user.slice/octavo.service/cpu.max": "150000 100000\n"}, 2),
-        (V2 | {"sys/fs/cgroup/user.slice/cpu.max": "300000 100000\n"}, 3),
-        (V2 | {"sys/fs/cgroup/user.slice/octavo.service/cpu.max": "5000 100000\n"}, 1),
-        (V2 | {"sys/fs/cgroup/user.slice/octavo.service/cpu.max": "3200000 100000\n"}, 8),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "400000 100000\n"}, 4),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "\n"}, 8),
-    ],
-)
-def test_threads_are_the_cores_that_every_group_around_the_process_leaves(
-    files: dict[str, str], threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
-    assert default_threads(tree(tmp_path, files)) == threads
 
 
 @pytest.fixture(scope="module")

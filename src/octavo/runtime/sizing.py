@@ -1,16 +1,13 @@
-"""Sizes that depend on the model and the machine: the context, the threads, and what the KV cache may take."""
+"""Sizes that depend on the model and the machine: the context, the token budget, and what the KV cache may take."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from octavo import _native
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.architectures import Model
-from octavo.runtime.cgroup import groups, read_number
 from octavo.runtime.kv_cache import CachePlan, GroupSpec, plan_cache
 from octavo.weights.packing import Packed
 
@@ -70,27 +67,6 @@ def measured_budget(
     seconds = min(_native.probe_linear(isa, pool, [largest], MIN_BUDGET, 5)) / MIN_BUDGET  # a token
     step = seconds * sum(w.n * w.k for w in matrices) / (largest.n * largest.k) / LINEAR_SHARE
     return max(least, min(int(STEP_SECONDS / step) // MIN_BUDGET * MIN_BUDGET, MAX_BUDGET))
-
-
-def default_threads(root: Path = Path("/")) -> int:
-    """Cores that this process may use: its affinity mask, and no more than its cgroups' quotas of processor time."""
-    return max(1, min([len(os.sched_getaffinity(0)), *(-(-quota // period) for quota, period in _cpu_quotas(root))]))
-
-
-def _cpu_quotas(root: Path) -> list[tuple[int, int]]:
-    """(time, of each period) that this process's group and those around it may compute, where they are limited."""
-    found = []
-    for version, group in groups(root, "cpu"):
-        if version == 1:
-            quota, period = read_number(group / "cpu.cfs_quota_us"), read_number(group / "cpu.cfs_period_us")
-        else:
-            try:
-                quota, period = map(int, (group / "cpu.max").read_text().split())
-            except (OSError, ValueError):  # "max 100000": no limit
-                continue
-        if quota is not None and period:  # a quota of -1 is no number here: no limit
-            found.append((quota, period))
-    return found
 
 
 def check_weights_fit(needed: int, available: int) -> None:
