@@ -28,5 +28,6 @@ NB_MODULE(_native, m) {
     bind_sampler(m);
     bind_program(m);
     bind_text(m);
+    bind_grammar(m);
     bind_probe(m);
 }

@@ -232,6 +232,46 @@ class SampleInputs:
 
 def sample(isa: KernelTable, pool: ThreadPool, logits: _Float32, inputs: SampleInputs) -> None: ...
 
+# --- bind_grammar.cpp ---
+
+class GrammarVocabulary:
+    def __init__(
+        self,
+        library: str,
+        tokens: list[bytes],
+        eos_token_ids: Sequence[int],
+        tokenize: Callable[[str], Sequence[int]],
+        slices: Sequence[str],
+    ) -> None: ...
+    @property
+    def default_limits(self) -> tuple[int | bool, ...]: ...
+
+class GrammarMatcher:
+    @property
+    def error(self) -> str: ...
+    @property
+    def is_stopped(self) -> bool: ...
+    @property
+    def is_accepting(self) -> bool: ...
+    def copy(self) -> GrammarMatcher: ...
+    def consume(self, token_id: int) -> bool: ...
+    def count_allowed(self, token_ids: Sequence[int]) -> int: ...
+    def forced(self, most: int) -> list[int]: ...
+
+def compile_grammar(
+    vocabulary: GrammarVocabulary,
+    grammar: str,
+    *,
+    initial_lexer_fuel: int,
+    step_lexer_fuel: int,
+    step_max_items: int,
+    max_lexer_states: int,
+    max_grammar_size: int,
+) -> GrammarMatcher: ...
+def write_masks(
+    pool: ThreadPool | None, rows: Sequence[tuple[GrammarMatcher, int, Sequence[int]]], mask: NDArray[np.uint32]
+) -> None: ...
+
 # --- bind_program.cpp ---
 
 class GroupInputs:

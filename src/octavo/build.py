@@ -250,7 +250,7 @@ def build(config: EngineConfig) -> LoadedModel:
         max_logprobs=config.max_logprobs,
         cache_bytes=plan.bytes,
         weight_bytes=sum(sizes),
-        threads=threads,
+        pool=pool,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from octavo import _native
 from octavo.embedding import Embedding
 from octavo.engine.admission import Limits, admit
 from octavo.engine.engine import Engine
@@ -36,7 +37,7 @@ class LoadedModel:
     max_logprobs: int
     cache_bytes: int
     weight_bytes: int
-    threads: int
+    pool: _native.ThreadPool
 
     @property
     def max_model_len(self) -> int:
@@ -51,7 +52,7 @@ class LoadedModel:
         # llguidance takes 40 ms to import, and its own form of the vocabulary longer.
         from octavo.runtime.grammar import GrammarCompiler
 
-        return GrammarCompiler(self.tokenizer, self.limits.vocab_size, self.limits.eos_token_ids, self.threads)
+        return GrammarCompiler(self.tokenizer, self.limits.vocab_size, self.limits.eos_token_ids, self.pool)
 
     def admit(
         self,

@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import llguidance
-from llguidance.numpy import (
-    fill_next_token_bitmask_par,
-    fill_next_token_bitmask_par_with_draft_tokens,
-)
+import llguidance._lib
+import numpy as np
 
-from octavo.errors import RequestError
+from octavo import _native
+from octavo.errors import ConfigError, RequestError
 from octavo.runtime.constraint import grammar_of
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.tokenizer import Tokenizer
@@ -35,28 +36,40 @@ MAX_SLOW_SECONDS = 1.0  # that slow masks of one sequence may take together
 SLOW_STEP_SECONDS = 0.1
 WATCHED_STEPS = 16
 # The library's are 3 to 10 times as high: a regular expression with a million repetitions took 7 s for its first mask.
-LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=300_000,
-    step_lexer_fuel=50_000,
-    step_max_items=10_000,
-    max_lexer_states=50_000,
-    max_grammar_size=50_000,
-    verbose_errors=False,
-)
+LIMITS = {
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 10_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 50_000,
+}
+# Parts of the vocabulary that a mask takes as a whole where a state allows all of their tokens: the texts of JSON
+# strings, and words, which are most of what a regular expression with a class of letters lets through.
+SLICES = [
+    *("[a-z]{1,4}", "[a-z]{1,8}", "[a-z]+"),
+    *(" [a-z]{1,4}", " [a-z]{1,8}", " [a-z]+"),
+    *llguidance.LLTokenizer.general_slices(),
+]
+LIMIT_NAMES = (  # as they stand in the C interface
+    "max_items_in_row", "initial_lexer_fuel", "step_lexer_fuel", "step_max_items", "max_lexer_states",
+    "max_grammar_size", "precompute_large_lexemes", "verbose_errors",
+)  # fmt: skip
+SPECIAL = b"\xff"  # in front of the text of a token that is no text
 TOO_SLOW = "Its grammar takes too long: {:.1f} s were spent on choosing its tokens. Use a simpler one."
 
 
 class GrammarCompiler:
     """Compiles constraints for one model, and keeps the last ones. Safe to share between threads."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int], threads: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int], pool: _native.ThreadPool
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
-        self._threads = threads
+        self._masks = MaskWriter(pool)
         self._lock = threading.Lock()
-        self._vocabulary: llguidance.LLTokenizer | None = None
-        self._masks: MaskWriter | None = None
+        self._vocabulary: _native.GrammarVocabulary | None = None
         self._compiled: OrderedDict[StructuredOutputsParams, Future[CompiledGrammar]] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -67,7 +80,7 @@ class GrammarCompiler:
         try:
             return future.result(COMPILE_SECONDS)
         except RequestError as error:
-            raise RequestError(str(error), error.param) from None  # one of its own for each who asked
+            raise RequestError(str(error), error.param) from None  # one of its own for each who params
         except (FutureTimeoutError, CancelledError):
             future.cancel()
             raise RequestError(
@@ -99,13 +112,15 @@ class GrammarCompiler:
 
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         text = grammar_of(params, self._tokenizer.control_texts.keys())
-        assert self._vocabulary is not None and self._masks is not None
-        start = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=LIMITS)
+        if "\0" in text:
+            raise RequestError(f"structured_outputs.{params.kind} holds a NUL character.", "structured_outputs")
+        assert self._vocabulary is not None
+        start = _native.compile_grammar(self._vocabulary, text, **LIMITS)
         began = time.thread_time()
-        if not start.is_error():
-            start.compute_bitmask()
+        if not start.error:
+            _native.write_masks(None, [(start, 0, ())], np.empty((1, -(-self._vocab_size // 32)), np.uint32))
         spent = time.thread_time() - began
-        reason = start.get_error()
+        reason = start.error
         if not reason and spent > MAX_FIRST_MASK_SECONDS:
             reason = f"the choice of its first token alone takes {spent:.1f} s"
         if reason:
@@ -115,7 +130,7 @@ class GrammarCompiler:
         return CompiledGrammar(start, self._eos_token_ids, self._masks)
 
     def _prepare(self) -> None:
-        """Makes llguidance's own form of the vocabulary, once: 0.2 s for 49,152 tokens, 1.2 s for 262,144."""
+        """Makes llguidance's own form of the vocabulary, once, while all else goes on."""
         if not self._eos_token_ids:
             raise RequestError(
                 "structured_outputs needs a model with an end-of-sequence token, or no reply could end.",
@@ -123,48 +138,73 @@ class GrammarCompiler:
             )
         with self._lock:
             if self._vocabulary is None:
-                words = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
-                vocabulary = llguidance.LLTokenizer(words, eos_token=sorted(self._eos_token_ids))  # type: ignore[arg-type]
-                words.split_greedily = vocabulary.greedy_tokenize
-                self._masks = MaskWriter(self._threads)
-                self._vocabulary = vocabulary
+                self._vocabulary = _vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
 
 
-class _Vocabulary:
-    """What llguidance asks of a tokenizer: the bytes of every token, and how a text that it forces is cut into them."""
+def _vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> _native.GrammarVocabulary:
+    tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+    cutter = _Cutter(tokenizer, tokens)
+    special = tokenizer.control_ids | eos_token_ids
+    marked = [SPECIAL + token if token_id in special else token for token_id, token in enumerate(tokens)]
+    try:
+        vocabulary = _native.GrammarVocabulary(llguidance._lib.__file__, marked, sorted(eos_token_ids), cutter, SLICES)
+    except RuntimeError as error:
+        raise ConfigError(f"llguidance {version('llguidance')} cannot be used: {error}") from None
+    known = llguidance.LLParserLimits()
+    if vocabulary.default_limits != tuple(getattr(known, name) for name in LIMIT_NAMES):
+        raise ConfigError(f"llguidance {version('llguidance')} cannot be used: its C interface has another layout.")
+    return vocabulary
 
-    is_tokenizer_wrapper = True
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+class _Cutter:
+    """How a text that a grammar forces is cut into tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes]) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self.split_greedily: Callable[[str], list[int]] = lambda text: []
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
-        self.special_token_ids = sorted(i for i in tokenizer.control_ids | eos_token_ids if i < vocab_size)
-        self.eos_token_id = min(eos_token_ids)
-        self.bos_token_id = tokenizer.bos_token_id
+        self._tokens = tokens
 
     def __call__(self, text: str) -> list[int]:
         """As the model's tokenizer cuts it where that gives back the text; one that adds a space in front does not."""
         token_ids = self._tokenizer.encode_plain(text)
-        if all(token_id < self._vocab_size for token_id in token_ids):
-            spelled = b"".join(self.tokens[token_id] for token_id in token_ids)
+        if all(token_id < len(self._tokens) for token_id in token_ids):
+            spelled = b"".join(self._tokens[token_id] for token_id in token_ids)
             if spelled == text.encode():
                 return token_ids
-        return self.split_greedily(text)
+        return self._longest_first(text.encode())
+
+    def _longest_first(self, data: bytes) -> list[int]:
+        token_ids, at = [], 0
+        while at < len(data):
+            end = min(len(data), at + self._longest)
+            while end > at + 1 and data[at:end] not in self._ids:
+                end -= 1
+            if data[at:end] not in self._ids:
+                break  # what a vocabulary cannot spell is not forced
+            token_ids.append(self._ids[data[at:end]])
+            at = end
+        return token_ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        special = self._tokenizer.control_ids
+        return {token: i for i, token in reversed(list(enumerate(self._tokens))) if token and i not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids), default=0)
 
 
 class CompiledGrammar:
-    """A constraint at its beginning. Its matchers share a lexer, so that each profits from what others have met."""
+    """A constraint at its beginning, and what all its sequences have in common."""
 
-    def __init__(self, start: llguidance.LLMatcher, eos_token_ids: frozenset[int], masks: MaskWriter) -> None:
+    def __init__(self, start: _native.GrammarMatcher, eos_token_ids: frozenset[int], masks: MaskWriter) -> None:
         self._start = start
         self.eos_token_ids = eos_token_ids
         self.write_masks = masks.write
         self.is_worn = False  # a limit was met, perhaps of the lexer that all share: not to be used again
 
     def matcher(self) -> GrammarMatcher:
-        return GrammarMatcher(self, self._start.deep_copy())
+        return GrammarMatcher(self, self._start.copy())
 
 
 class GrammarMatcher:
@@ -172,29 +212,29 @@ class GrammarMatcher:
 
     __slots__ = ("grammar", "ll", "slow_seconds")
 
-    def __init__(self, grammar: CompiledGrammar, ll: llguidance.LLMatcher) -> None:
+    def __init__(self, grammar: CompiledGrammar, ll: _native.GrammarMatcher) -> None:
         self.grammar = grammar
         self.ll = ll
         self.slow_seconds = 0.0  # spent on masks that took long
 
     @property
     def is_complete(self) -> bool:
-        return self.ll.is_stopped()
+        return self.ll.is_stopped
 
     def accept(self, token_id: int) -> bool:
-        if token_id in self.grammar.eos_token_ids and self.ll.is_accepting():
+        if token_id in self.grammar.eos_token_ids and self.ll.is_accepting:
             return True
-        if not self.ll.consume_token(token_id):
+        if not self.ll.consume(token_id):
             raise ValueError(self.fault() or f"The grammar does not allow token {token_id}.")
         return False
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
         end = next((i for i, token_id in enumerate(token_ids) if token_id in self.grammar.eos_token_ids), None)
-        return self.ll.validate_tokens(list(token_ids[:end])) if not self.ll.is_stopped() else 0
+        return self.ll.count_allowed(token_ids[:end]) if not self.ll.is_stopped else 0
 
     def fault(self) -> str:
         """Why no mask of this matcher counts any more; "" where they do."""
-        reason = self.ll.get_error() if self.ll.is_error() else ""
+        reason = self.ll.error
         if reason:
             self.grammar.is_worn = True
             return f"Its grammar failed: {_brief(reason)}"
@@ -202,43 +242,35 @@ class GrammarMatcher:
 
 
 class MaskWriter:
-    """Writes the masks of a step on threads of its own, with the interpreter's lock released.
+    """Writes the masks of a step on the threads of the pool, with the interpreter's lock released.
 
     A step that takes long is followed by some whose masks are computed and timed one by one: a sequence whose masks
     are slow may spend so much time and no more. It is the processor's time, which a busy machine does not change.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._executor = llguidance.LLExecutor(threads)
+    def __init__(self, pool: _native.ThreadPool) -> None:
+        self._pool = pool
         self._watched_steps = 0
 
     def write(self, rows: Sequence[tuple[GrammarMatcher, int, Sequence[int]]], mask: Any) -> dict[int, str]:
-        bits = mask.view("int32")
         for _, row, drafts in rows:
             if drafts:
-                bits[row : row + len(drafts) + 1] = -1  # llguidance leaves out those after an end
+                mask[row : row + len(drafts) + 1] = 0xFFFF_FFFF  # those after an end are left out
+        entries = [(matcher.ll, row, drafts) for matcher, row, drafts in rows]
         if self._watched_steps:
             self._watched_steps -= 1
-            for entry in rows:
+            for (matcher, _, _), entry in zip(rows, entries, strict=True):
                 began = time.thread_time()
-                self._fill([entry], bits)
+                _native.write_masks(None, [entry], mask)
                 spent = time.thread_time() - began
                 if spent > SLOW_MASK_SECONDS:
-                    entry[0].slow_seconds += spent
+                    matcher.slow_seconds += spent
         else:
             started = time.perf_counter()
-            self._fill(rows, bits)
+            _native.write_masks(self._pool if len(entries) > 1 else None, entries, mask)
             if time.perf_counter() - started > SLOW_STEP_SECONDS:
                 self._watched_steps = WATCHED_STEPS
         return {place: fault for place, (matcher, _, _) in enumerate(rows) if (fault := matcher.fault())}
-
-    def _fill(self, rows: Sequence[tuple[GrammarMatcher, int, Sequence[int]]], bits: Any) -> None:
-        plain = [(matcher.ll, row) for matcher, row, drafts in rows if not drafts]
-        if plain:
-            fill_next_token_bitmask_par(self._executor, plain, bits)
-        drafting = [(matcher.ll, row, list(drafts)) for matcher, row, drafts in rows if drafts]
-        if drafting:
-            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafting, bits)
 
 
 def _is_worn(future: Future[CompiledGrammar]) -> bool:
