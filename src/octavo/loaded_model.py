@@ -15,6 +15,7 @@ from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.errors import RequestError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.detokenizer import Detokenizer
+from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -68,8 +69,12 @@ class LoadedModel:
         timeout: float | None = None,
         beams: BeamSearchParams | None = None,
         pooling: str | None = None,
+        reasoning: Preamble | None = None,
     ) -> Request:
-        """The admission gate, with what it needs to know of this model. Raises RequestError."""
+        """The admission gate, with what it needs to know of this model. Raises RequestError.
+
+        `reasoning` comes before what `params.structured_outputs` asks for.
+        """
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
             if asked is not None and asked > self.max_logprobs:
@@ -92,7 +97,7 @@ class LoadedModel:
         self.engine.scheduler.check_fits(request)
         if params.structured_outputs is None:
             return request
-        return replace(request, grammar=self.grammars.compile(params.structured_outputs))
+        return replace(request, grammar=self.grammars.compile(params.structured_outputs, reasoning))
 
     def close(self) -> None:
         """Frees weights, cache and workspace."""

@@ -60,6 +60,7 @@ class SmallService:
         params: SamplingParams,
         *,
         prompt: str | None = None,
+        reasoning: Any = None,
         **facts: Any,
     ) -> Request:
         words: Sequence[str] = params.bad_words or ()

@@ -205,14 +205,15 @@ class TestReasoning:
         message = both(tools_world, 5, messages=messages, continue_final_message=True)["message"]
         assert message["reasoning"] == "Should I?" and message["content"] == CALL
 
-    def test_is_not_what_a_constraint_makes_of_the_reply(self, tools_world: World) -> None:
+    def test_comes_before_what_a_constraint_makes_of_the_reply(self, tools_world: World) -> None:
         body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}, "tools": TOOLS}
         assert both(tools_world, 1, **body)["message"]["reasoning"] == "Plain words."
         for constraint in ({"response_format": {"type": "json_object"}}, {"guided_choice": ["a", "b"]}):
-            message = both(tools_world, 1, **body, **constraint)["message"]
-            assert message["content"] == "Plain words." and "reasoning" not in message
-        reply = both(tools_world, 0, **body, structured_outputs={"regex": ".*"})["message"]
-        assert reply["reasoning"].startswith("Let me see.")
+            message = both(tools_world, 5, **body, **constraint)["message"]
+            assert message["reasoning"] == "Should I?"
+            assert message["content"] == CALL and "tool_calls" not in message
+        choice = both(tools_world, 5, **body, structured_outputs={"regex": ".*"})
+        assert choice["message"]["reasoning"] == "Should I?" and calls_of(choice) == [("get_weather", ARGUMENTS)]
 
     def test_is_content_where_the_operator_says_so(self, make_world: Callable[..., World]) -> None:
         world = make_world(template=TEMPLATE, texts=TEXTS, reasoning_parser="none")

@@ -10,7 +10,7 @@ import jsonschema
 import llguidance
 import pytest
 
-from octavo.text.reasoning import MISTRAL, THINK
+from octavo.text.reasoning import MISTRAL, THINK, Preamble
 from octavo.text.splitter import Reply, ReplyFormat
 from octavo.text.tool_calls.formats import FORMATS
 from octavo.text.tool_calls.grammar import call_grammar, enforced_schema
@@ -91,14 +91,16 @@ def test_free_text_goes_up_to_the_marker() -> None:
     assert writing is not None
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for reasoning in (None, THINK):
-        grammar = call_grammar(TOOLS, writing, {}, marker="<tool_call>", reasoning=reasoning)
+        grammar = call_grammar(
+            TOOLS, writing, {}, marker="<tool_call>", reasoning=reasoning and Preamble(reasoning, False)
+        )
         for text in ("", "<b>plain</b>", "a <tool_cal", call, f"so: {call}", f"so: {call}\n{call}"):
             assert follows(grammar, text)
         for text in ("a <tool_call>", "a <tool_call> b", call.replace("now", "later"), call.replace("{}", '{"a": 1}')):
             assert not follows(grammar, text)
         thought = "<think>never a <tool_call> </think>"
         assert follows(grammar, thought) is follows(grammar, f"{thought}\n{call}") is (reasoning is not None)
-    grammar = call_grammar(TOOLS, writing, {}, marker="<tool_call>", reasoning=THINK, inside=True)
+    grammar = call_grammar(TOOLS, writing, {}, marker="<tool_call>", reasoning=Preamble(THINK, inside=True))
     assert follows(grammar, f"a <tool_call> </think>so: {call}") and not follows(grammar, "a")
 
 
@@ -106,7 +108,7 @@ def test_free_text_goes_up_to_the_marker() -> None:
 def test_reasoning_may_come_first(inside: bool) -> None:
     writing = FORMATS["hermes"].writing
     assert writing is not None
-    grammar = call_grammar(TOOLS, writing, {}, reasoning=THINK, inside=inside)
+    grammar = call_grammar(TOOLS, writing, {}, reasoning=Preamble(THINK, inside))
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     begin = "" if inside else "<think>"
     assert follows(grammar, f"{begin}\nany < thing </thin\n</think>\n\n{call}")
@@ -118,7 +120,7 @@ def test_control_tokens_go_by_id() -> None:
     ids = {"[TOOL_CALLS]": 260, "[ARGS]": 261, "[THINK]": 262, "[/THINK]": 263}
     writing = FORMATS["mistral"].writing
     assert writing is not None
-    grammar = call_grammar({"now": {}}, writing, ids, reasoning=MISTRAL)
+    grammar = call_grammar({"now": {}}, writing, ids, reasoning=Preamble(MISTRAL, inside=False))
     assert all(f"<[{i}]>" in grammar for i in ids.values()) and not any(text in grammar for text in ids)
 
 

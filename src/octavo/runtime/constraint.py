@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import Any
 
 import llguidance
 
 from octavo.errors import RequestError
 from octavo.structured_outputs import MAX_GRAMMAR_RULES, StructuredOutputsParams, check_schema
+from octavo.text.lark import TEXT, reasoning_first
+from octavo.text.reasoning import Preamble
 
 # A run of white space has a bound, or a model that is at a loss would write nothing else to the end.
 WHITESPACE = r" |\n[ \t]{0,32}"
@@ -19,8 +21,23 @@ ESCAPES = 'nrbtf\\"'
 RULE = re.compile(r"^\s*[!?]?[A-Za-z_][\w.-]*\s*(\[[^\]\n]*\])?\s*(:|::=)", re.MULTILINE)
 
 
-def grammar_of(params: StructuredOutputsParams, control_texts: Container[str]) -> str:
-    """`control_texts`: of tokens that a model writes as one, which a trigger may be."""
+def grammar_of(
+    params: StructuredOutputsParams, control_texts: Mapping[str, int], reasoning: Preamble | None = None
+) -> str:
+    """`control_texts`: of tokens that a model writes as one, which a trigger may be. `reasoning`: what may or must come
+    before.
+    """
+    text = _of(params, control_texts)
+    if reasoning is None:
+        return text
+    answer = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+    answer[0]["name"] = "answer"
+    rules, opening = reasoning_first(reasoning, control_texts, then=r"/[ \n]{0,4}/")
+    start = "\n".join([TEXT, *rules, f"start: {opening} @answer"])
+    return json.dumps({"grammars": [{"lark_grammar": start}, *answer]})
+
+
+def _of(params: StructuredOutputsParams, control_texts: Mapping[str, int]) -> str:
     try:
         match params.kind:
             case "json":
@@ -76,7 +93,7 @@ def _of_rules(text: str) -> str:
     return llguidance.grammar_from("grammar", text)
 
 
-def _of_tags(tag: Any, params: StructuredOutputsParams, control_texts: Container[str]) -> str:
+def _of_tags(tag: Any, params: StructuredOutputsParams, control_texts: Mapping[str, int]) -> str:
     """Free text in which each trigger starts one of the structures: begin, what its schema describes, end."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list) or not structures:

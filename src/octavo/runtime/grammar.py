@@ -20,6 +20,7 @@ from octavo import _native
 from octavo.errors import ConfigError, RequestError
 from octavo.runtime.constraint import grammar_of
 from octavo.structured_outputs import StructuredOutputsParams
+from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
 
 COMPILE_SECONDS = 10.0
@@ -58,6 +59,9 @@ SPECIAL = b"\xff"  # in front of the text of a token that is no text
 TOO_SLOW = "Its grammar takes too long: {:.1f} s were spent on choosing its tokens. Use a simpler one."
 
 
+Asked = tuple[StructuredOutputsParams, Preamble | None]
+
+
 class GrammarCompiler:
     """Compiles constraints for one model, and keeps the last ones. Safe to share between threads."""
 
@@ -70,17 +74,17 @@ class GrammarCompiler:
         self._masks = MaskWriter(pool)
         self._lock = threading.Lock()
         self._vocabulary: _native.GrammarVocabulary | None = None
-        self._compiled: OrderedDict[StructuredOutputsParams, Future[CompiledGrammar]] = OrderedDict()
+        self._compiled: OrderedDict[Asked, Future[CompiledGrammar]] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
 
-    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """Blocks until it is compiled. RequestError with the compiler's reason where it cannot be enforced."""
+    def compile(self, params: StructuredOutputsParams, reasoning: Preamble | None = None) -> CompiledGrammar:
+        """Blocks until it is compiled, to hold after reasoning. RequestError: why it cannot be enforced."""
         self._prepare()
-        future = self._future(params)
+        future = self._future((params, reasoning))
         try:
             return future.result(COMPILE_SECONDS)
         except RequestError as error:
-            raise RequestError(str(error), error.param) from None  # one of its own for each who params
+            raise RequestError(str(error), error.param) from None  # one of its own for each who asked
         except (FutureTimeoutError, CancelledError):
             future.cancel()
             raise RequestError(
@@ -88,30 +92,30 @@ class GrammarCompiler:
                 "structured_outputs",
             ) from None
 
-    def _future(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
+    def _future(self, asked: Asked) -> Future[CompiledGrammar]:
         with self._lock:
-            future = self._compiled.pop(params, None)
+            future = self._compiled.pop(asked, None)
             if future is not None and (future.cancelled() or _is_worn(future)):
                 future = None
             if future is None:
                 while len(self._compiled) >= MAX_COMPILED:
                     self._compiled.popitem(last=False)
-                future = self._submit(params)
-            self._compiled[params] = future
+                future = self._submit(asked)
+            self._compiled[asked] = future
             return future
 
-    def _submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
+    def _submit(self, asked: Asked) -> Future[CompiledGrammar]:
         """The thread that this may start gets a stack of its own size: it is set for all threads that start."""
         before = threading.stack_size(COMPILE_STACK_BYTES)
         try:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
-            return self._pool.submit(self._compile, params)
+            return self._pool.submit(self._compile, *asked)
         finally:
             threading.stack_size(before)
 
-    def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        text = grammar_of(params, self._tokenizer.control_texts.keys())
+    def _compile(self, params: StructuredOutputsParams, reasoning: Preamble | None) -> CompiledGrammar:
+        text = grammar_of(params, self._tokenizer.control_texts, reasoning)
         if "\0" in text:
             raise RequestError(f"structured_outputs.{params.kind} holds a NUL character.", "structured_outputs")
         assert self._vocabulary is not None

@@ -21,9 +21,11 @@ from octavo.server.tools import (
     constraint_of_calls,
     is_forced,
     kept_tokens,
+    preamble,
     reply_format,
 )
 from octavo.server.wire import CallerFields, ChatFields, ChatRequest, CompletionRequest, SamplingFields
+from octavo.text.reasoning import Preamble
 from octavo.text.splitter import ReplyFormat
 
 SAMPLING_FIELDS = tuple(
@@ -81,9 +83,9 @@ def chat_request(
             "tool_choice",
         )
     if (asked := params.structured_outputs) is not None and (asked.json or asked.json_object or asked.choice):
-        # From its first token on the reply is that, also where the prompt opens reasoning or calls are JSON too.
-        dialect, tools = replace(dialect, reasoning=None), {}
+        tools = {}  # all content is that, also where calls are JSON too
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
+    prompt_end = service.tokenizer.decode(prompt.token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
     format = reply_format(
         dialect,
         tools,
@@ -92,13 +94,13 @@ def chat_request(
         strict=strict_tools(body) if params.structured_outputs is None else (),
         parallel=body.parallel_tool_calls is not False,
         include_reasoning=body.include_reasoning is not False,
-        prompt_end=service.tokenizer.decode(prompt.token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False),
+        prompt_end=prompt_end,
         continued=last_text(body.messages) if body.continue_final_message else "",
     )
     if kept := kept_tokens(service.tokenizer, format):
         params = replace(params, kept_special_token_ids=kept)
     if not format.eager:
-        return _admit(service, call, 0, prompt, params, body), format
+        return _admit(service, call, 0, prompt, params, body, reasoning=preamble(format, prompt_end)), format
     try:
         calls = constraint_of_calls(format, service.tokenizer.control_texts)
         return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format
@@ -239,7 +241,13 @@ def standing(call: Call, body: CallerFields) -> dict[str, Any]:
 
 
 def _admit(
-    service: Service, call: Call, position: int, prompt: Prompt, params: SamplingParams, body: SamplingFields
+    service: Service,
+    call: Call,
+    position: int,
+    prompt: Prompt,
+    params: SamplingParams,
+    body: SamplingFields,
+    reasoning: Preamble | None = None,
 ) -> Request:
     try:
         return service.admit(
@@ -249,6 +257,7 @@ def _admit(
             prompt=prompt.text,
             **standing(call, body),
             beams=beam_params(service, body, params),
+            reasoning=reasoning,
         )
     except RequestError as error:
         if error.param == "beam_width":  # as the client calls it

@@ -9,6 +9,7 @@ from octavo.embedding import Embedding
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.request import Request, Tenant
 from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -75,6 +76,7 @@ class Service(Protocol):
         timeout: float | None = None,
         beams: BeamSearchParams | None = None,
         pooling: str | None = None,
+        reasoning: Preamble | None = None,
     ) -> Request:
         """The admission gate; called off the event loop. Raises RequestError."""
         ...

@@ -11,7 +11,7 @@ from octavo.config import ServerConfig
 from octavo.errors import RequestError
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text import reasoning
-from octavo.text.reasoning import ReasoningFormat, is_open
+from octavo.text.reasoning import Preamble, ReasoningFormat, is_open
 from octavo.text.splitter import ReplyFormat
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tool_calls import formats
@@ -143,6 +143,13 @@ def reply_format(
     )
 
 
+def preamble(format: ReplyFormat, prompt_end: str) -> Preamble | None:
+    """The reasoning that may come before what the reply is held to; none where the prompt has ended it already."""
+    if format.reasoning is None or prompt_end.rstrip().endswith(format.reasoning.end):
+        return None
+    return Preamble(format.reasoning, format.inside)
+
+
 def constraint_of_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -> StructuredOutputsParams | None:
     """The grammar of the replies, where calls have to be made, or to be strict if they are made."""
     if not format.eager:
@@ -156,8 +163,7 @@ def constraint_of_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -
             control_texts,
             marker=None if format.forced else format.calls.first_marker,
             parallel=format.most_calls is None,
-            reasoning=format.reasoning,
-            inside=format.inside,
+            reasoning=Preamble(format.reasoning, format.inside) if format.reasoning is not None else None,
         )
     )
 

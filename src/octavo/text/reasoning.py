@@ -14,6 +14,15 @@ class ReasoningFormat:
     end: str
 
 
+@dataclass(frozen=True, slots=True)
+class Preamble:
+    """Reasoning in front of a reply that something is asked of; `inside`: the prompt has begun it, so that it comes.
+    Otherwise the reply may begin it, or go without."""
+
+    format: ReasoningFormat
+    inside: bool
+
+
 THINK = ReasoningFormat("<think>", "</think>")
 MISTRAL = ReasoningFormat("[THINK]", "[/THINK]")
 SEED = ReasoningFormat("<seed:think>", "</seed:think>")

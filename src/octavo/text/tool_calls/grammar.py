@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from octavo.text.reasoning import ReasoningFormat
+from octavo.text.lark import TEXT, literal, reasoning_first, until
+from octavo.text.reasoning import Preamble
 from octavo.text.tool_calls.formats import Writing
 from octavo.text.tool_calls.schema import LISTS, MAPPINGS, SCHEMAS
 
@@ -25,46 +26,33 @@ def call_grammar(
     *,
     marker: str | None = None,
     parallel: bool = True,
-    reasoning: ReasoningFormat | None = None,
-    inside: bool = False,
+    reasoning: Preamble | None = None,
 ) -> str:
     """One call of any of `tools` (or several, if `parallel`), with arguments that fit its schema.
 
     With `marker`, the first of the writing, calls need not be made: all before it is free text, and so may all be.
     `control_texts` are the control tokens, which a grammar has to name by id. With `reasoning` the reply may reason
-    before; `inside` says that the prompt has begun to.
+    before.
     """
-
-    def literal(text: str) -> str:
-        known = sorted((c for c in control_texts if c in text), key=len, reverse=True)
-        parts = re.split("(" + "|".join(map(re.escape, known)) + ")", text) if known else [text]
-        written = [f"<[{control_texts[p]}]>" if p in control_texts else json.dumps(p) for p in parts if p]
-        return " ".join(written) or '""'
-
-    def until(rule: str, end: str) -> str:
-        """A rule for free text up to `end`, which a text cannot go past."""
-        return f"{rule}: TEXT {literal(end)}" if end in control_texts else f"{rule}[lazy]: TEXT {literal(end)}"
-
+    spelled = partial(literal, control_texts=control_texts)
     begin = (writing.first + writing.name).removeprefix(marker or "")
-    more = f" ({literal(writing.between + writing.name)} call)*" if parallel else ""
-    rules = [r"TEXT: /(.|\n)*/", f"calls: {literal(begin)} call{more} {literal(writing.last)}"]
+    more = f" ({spelled(writing.between + writing.name)} call)*" if parallel else ""
+    rules = [TEXT, f"calls: {spelled(begin)} call{more} {spelled(writing.last)}"]
     reply = "calls"
     if marker is not None:
-        rules.append(until("trigger", marker))
+        rules.append(until("trigger", marker, control_texts))
         reply = "(trigger calls | TEXT)"
     if reasoning is None:
         rules.append(f"start: {reply}")
     else:
-        rules.append(until("thinking", reasoning.end))
-        # Lazy, or a reply that begins so would be taken for free text to its end.
-        special = reasoning.begin in control_texts
-        rules.append(f"think{'' if special else '[lazy]'}: {literal(reasoning.begin)}")
+        before, opening = reasoning_first(reasoning, control_texts)
+        rules += before
         space = "" if marker is not None else "/[ \\n]{0,4}/ "
-        rules.append(f"start: {'thinking' if inside else '(think thinking)?'} {space}{reply}")
+        rules.append(f"start: {opening} {space}{reply}")
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     for i, (name, schema) in enumerate(tools.items()):
         arguments = json.dumps({**enforced_schema(schema), "x-guidance": SPACING})
-        rules.append(f"call_{i}: {literal(name + writing.arguments)} %json {arguments} {literal(writing.end)}")
+        rules.append(f"call_{i}: {spelled(name + writing.arguments)} %json {arguments} {spelled(writing.end)}")
     return "\n".join(rules) + "\n"
 
 
