@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from typing import Any
@@ -22,11 +23,13 @@ RECORD = {
     "required": ["name", "age", "email", "kind", "notes"],
     "additionalProperties": False,
 }
+WORDS = ["the", "one", "of", "every", "word", "in", "an", "old", "song"]
 CONSTRAINTS = {
     "schema": StructuredOutputsParams(json={"type": "array", "items": RECORD, "minItems": 1000}),
     "any object": StructuredOutputsParams(json_object=True),
     "regex": StructuredOutputsParams(regex=r"([A-Z][a-z]{1,12}( [a-z]{1,12}){3,20}\. ){1000}"),
     "grammar": StructuredOutputsParams(grammar='start: e\ne: t ("+" t){1000,}\nt: /[0-9]{1,6}/ | "(" t "*" t ")"'),
+    "choice": StructuredOutputsParams(choice=[" ".join(random.Random(i).choices(WORDS, k=70)) for i in range(200)]),
 }
 
 

@@ -45,10 +45,11 @@ LIMITS = {
     "max_grammar_size": 50_000,
 }
 # Parts of the vocabulary that a mask takes as a whole where a state allows all of their tokens: the texts of JSON
-# strings, and words, which are most of what a regular expression with a class of letters lets through.
+# strings, and words, which are most of what a regular expression with classes of letters lets through. A mask of one
+# takes 0.5 to 0.6 of the time for them; lengths of 4 and 8, or of 3 and 6 alone, left it at 0.8.
 SLICES = [
-    *("[a-z]{1,4}", "[a-z]{1,8}", "[a-z]+"),
-    *(" [a-z]{1,4}", " [a-z]{1,8}", " [a-z]+"),
+    *("[a-z]{1,3}", "[a-z]{1,6}", "[a-z]{1,9}", "[a-z]+"),
+    *(" [a-z]{1,3}", " [a-z]{1,6}", " [a-z]{1,9}", " [a-z]+"),
     *llguidance.LLTokenizer.general_slices(),
 ]
 LIMIT_NAMES = (  # as they stand in the C interface
