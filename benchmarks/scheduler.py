@@ -54,8 +54,8 @@ class Load:
         batch = self.scheduler.schedule()
         spent = time.thread_time() - start
         assert batch is not None
-        outputs: list[RangeOutput | int] = [TOKEN] * batch.num_decodes
-        for scheduled in batch.ranges[batch.num_decodes :]:
+        outputs: list[RangeOutput | int] = [TOKEN] * len(batch.decodes)
+        for scheduled in batch.others:
             outputs.append(RangeOutput([TokenOutput(TOKEN)] * len(scheduled.sample_indices)))
         start = time.thread_time()
         self.scheduler.commit(batch, outputs)

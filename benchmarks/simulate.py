@@ -156,8 +156,8 @@ def scheduled(coming: Iterator[Arrival], chunked: bool) -> Report:
             following, number = next(coming, None), number + 1
         batch = scheduler.schedule()
         assert batch is not None
-        outputs: list[Output] = [1] * batch.num_decodes
-        for range_ in batch.ranges[batch.num_decodes :]:
+        outputs: list[Output] = [1] * len(batch.decodes)
+        for range_ in batch.others:
             name = range_.sequence.request.request_id
             if name in waiting:
                 running[name] = Running(waiting.pop(name))

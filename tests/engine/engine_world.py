@@ -13,6 +13,7 @@ from octavo.engine.batch import Batch, RangeOutput, TokenOutput
 from octavo.engine.block_pool import block_key, root_key
 from octavo.engine.request import EVERYONE, Request, Sequence, Status, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
+from octavo.engine.speculation import Speculation
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 VOCAB = 50
@@ -152,7 +153,8 @@ class FakeRunner:
         assert len({id(r.sequence) for r in batch.ranges}) == len(batch.ranges)
         for scheduled in batch.ranges:  # all writes of a step come before its reads, as in a layer
             self._write(scheduled.sequence, scheduled.start, scheduled.num_tokens)
-        return Launched([self._rows(scheduled) for scheduled in batch.ranges])
+        tokens = [self._rows(scheduled).samples[0].token_id for scheduled in batch.decodes]
+        return Launched([*tokens, *map(self._rows, batch.others)])
 
     def _slot(self, sequence: Sequence, group: int, position: int) -> int:
         size = self.groups[group].block_size
@@ -258,11 +260,36 @@ class Collected:
     cumulative: float | None = None
 
 
+class Guesses(Speculation):
+    """Drafts that are right, wrong or half right, for sequences that have no token in flight."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__()
+        self.world = world
+
+    def draft(self, running: list[Sequence], next_in: Sequence | None, config: SchedulerConfig) -> list[Sequence]:
+        world, drafted = self.world, []
+        for sequence in running:
+            caught_up = sequence.num_computed_tokens == len(sequence.token_ids) - 1
+            if sequence.search is not None or sequence.num_pending_samples:
+                continue
+            if not sequence.num_output_tokens or not caught_up:
+                continue
+            tokens, _ = world.oracle.run(sequence.request, sequence.index)
+            guess = tokens[sequence.num_output_tokens :][: world.random.randint(0, world.drafts)]
+            if guess and world.random.random() < 0.5:
+                guess[world.random.randrange(len(guess))] = world.random.randrange(VOCAB)
+            sequence.draft_token_ids = guess
+            if guess:
+                drafted.append(sequence)
+        return drafted
+
+
 class World:
     """A scheduler, a fake runner and up to `ahead` steps in flight beyond the one being committed."""
 
     def __init__(self, config: SchedulerConfig, groups: list[CacheGroup], *, ahead: int = 0, drafts: int = 0, seed=0):
-        self.scheduler = Scheduler(config, groups)
+        self.scheduler = Scheduler(config, groups, Guesses(self) if drafts else None)
         self.runner = FakeRunner(groups)
         self.oracle = Oracle([group.window for group in groups])
         self.ahead = ahead
@@ -301,7 +328,6 @@ class World:
         if self.in_flight and (len(self.in_flight) > self.ahead or batch is None):
             committed, launched = self.in_flight.popleft()
             self._collect(self.scheduler.commit(committed, launched.outputs()))
-            self._propose()
             self.check()
             return True
         return batch is not None
@@ -328,22 +354,6 @@ class World:
             if new.prompt_logprobs is not None:
                 assert result.prompt_logprobs is None
                 result.prompt_logprobs = new.prompt_logprobs
-
-    def _propose(self) -> None:
-        """Drafts: right, wrong or half right guesses for sequences that have no token in flight."""
-        if not self.drafts:
-            return
-        for sequence in self.scheduler.running:
-            caught_up = sequence.num_computed_tokens == len(sequence.token_ids) - 1
-            if sequence.search is not None or sequence.num_pending_samples:
-                continue
-            if not sequence.num_output_tokens or not caught_up:
-                continue
-            tokens, _ = self.oracle.run(sequence.request, sequence.index)
-            guess = tokens[sequence.num_output_tokens :][: self.random.randint(0, self.drafts)]
-            if guess and self.random.random() < 0.5:
-                guess[self.random.randrange(len(guess))] = self.random.randrange(VOCAB)
-            sequence.draft_token_ids = guess
 
     def _check_batch(self, batch: Batch) -> None:
         config = self.scheduler.config

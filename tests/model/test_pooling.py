@@ -108,7 +108,7 @@ def test_a_vector_is_its_prompts_own_bit_for_bit(tmp_path: Path) -> None:
 
             def often() -> object:
                 if scheduler.tables.last_step in range(2, 21, 3) and scheduler.running:
-                    scheduler._preempt(scheduler.running[-1])
+                    scheduler.queues.preempt(scheduler.running[-1])
                 return schedule()
 
             scheduler.schedule = often  # type: ignore[method-assign, assignment]

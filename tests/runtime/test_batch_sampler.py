@@ -47,16 +47,16 @@ class World:
         self.inputs = _native.SampleInputs(max_rows, VOCAB, 20, POOL.threads)
         self.sampler = BatchSampler(self.inputs)
 
-    def run(self, *ranges: ScheduledRange, num_decodes: int = 0) -> list[Any]:
+    def run(self, *others: ScheduledRange, decodes: tuple[ScheduledRange, ...] = ()) -> list[Any]:
         rows = []
-        for scheduled in ranges:
+        for scheduled in (*decodes, *others):
             tokens = scheduled.sequence.token_ids + scheduled.sequence.draft_token_ids
             end = scheduled.start + scheduled.num_tokens
             positions = list(range(*scheduled.prompt_logprob_rows))
             if scheduled.sample_indices:
                 positions += range(end - scheduled.num_drafts - 1, end)
             rows += [model(tokens[: position + 1]) for position in positions]
-        batch = Batch(0, list(ranges), [], [[]], num_decodes=num_decodes)
+        batch = Batch(0, list(others), [], [[]], decodes=list(decodes))
         self.sampler.write(batch)
         _native.sample(_native.select_isa(), POOL, np.stack(rows), self.inputs)
         return self.sampler.read(batch)
@@ -153,7 +153,7 @@ def test_rows_of_plain_decodes_move_with_what_was_asked() -> None:
             sequence = make([seed, 5], seed=seed, **kinds[seed % len(kinds)])
             tokens[seed] = []
             running.insert(shuffle.randint(0, len(running)), ScheduledRange(sequence, 1, 1, (0,)))
-        outputs = world.run(*running, num_decodes=len(running))
+        outputs = world.run(decodes=tuple(running))
         for scheduled, output in zip(running, outputs, strict=True):
             assert isinstance(output, int)
             scheduled.sequence.token_ids.append(output)

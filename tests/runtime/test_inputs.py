@@ -63,14 +63,14 @@ def test_patched_arrays_are_those_of_a_new_writer(
             scheduler.abort(generator.choice(list(scheduler.requests)))
         batch = scheduler.schedule()
         if batch is not None:
-            num_decodes += batch.num_decodes
+            num_decodes += len(batch.decodes)
             patched.write(batch, sampled)
             other, new = writer(groups)
             new.write(Batch(batch.step, batch.ranges, batch.copies, batch.opened), sampled)
             assert arrays(step, windows) == arrays(other, windows)
             outputs = [
                 generator.randrange(9)
-                if place < batch.num_decodes
+                if place < len(batch.decodes)
                 else _output(generator, len(scheduled.sample_indices))
                 for place, scheduled in enumerate(batch.ranges)
             ]

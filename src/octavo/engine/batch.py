@@ -52,17 +52,22 @@ class Batch:
     length, and no position of the range may read or write there.
 
     Most ranges are plain decodes: the one last token of a sequence, of which one token is sampled and nothing else
-    asked. They stand first. The same object stands for a sequence in every step as long as its blocks stay what they
-    are but for new ones, so that a runner sees what has not changed.
+    asked. The same object stands for a sequence in every step as long as its blocks stay what they are but for new
+    ones, and `decodes` is the same list where each of them just goes on, so that a runner sees what has not changed.
     """
 
     step: int
-    ranges: list[ScheduledRange]
+    others: list[ScheduledRange]
     copies: list[BlockCopy]
     opened: list[list[int]]  # per group, newly opened blocks
     num_tokens: int = 0
     num_rows: int = 0
-    num_decodes: int = 0  # how many of the ranges, from the first on, are plain decodes
+    decodes: list[ScheduledRange] = field(default_factory=list)  # plain ones
+
+    @property
+    def ranges(self) -> list[ScheduledRange]:
+        """All of them, the plain decodes first."""
+        return [*self.decodes, *self.others]
 
 
 @dataclass(slots=True)

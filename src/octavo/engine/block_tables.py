@@ -119,7 +119,6 @@ class BlockTables:
         child.num_published_blocks = parent.num_published_blocks
         child.shares_tail = parent.shares_tail = True
         parent.num_reserved_tokens = 0  # as the child's: `reserve` has to look at the tail before the next write
-        parent.decode = None  # which may replace a block
 
     # Prefixes.
 

@@ -2,72 +2,20 @@
 
 import copy
 import logging
-import math
 import time
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from octavo.engine.batch import Batch, Output, Pending, Runner
-from octavo.engine.best_of import BestOf
-from octavo.engine.outputs import Contradiction, SequenceOutput
-from octavo.engine.request import Request, Sequence
+from octavo.engine.live import DecodeFeeds, Detokenizer, Live
+from octavo.engine.outputs import Contradiction, News, SequenceOutput
+from octavo.engine.request import Request
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.stats import EngineStats, Snapshot
 from octavo.errors import describe
 
 logger = logging.getLogger(__name__)
-
-
-class Detokenizer(Protocol):
-    """Turns the tokens of one sequence into text, and holds back what may yet become a stop string."""
-
-    stop_reason: str | None  # the stop string that has been found
-
-    def append(self, token_ids: list[int]) -> str:
-        """New text that is certain; cut at a stop string."""
-        ...
-
-    def finish(self) -> str:
-        """What was held back."""
-        ...
-
-    def decode_token(self, token_id: int) -> str: ...
-
-
-class _Live:
-    """A request that has not ended, and what the engine remembers of it between steps."""
-
-    __slots__ = (
-        "best_of",
-        "detokenizers",
-        "first_time",
-        "last_times",
-        "num_open",
-        "num_tokens",
-        "request",
-        "sequence",
-        "shows_tokens",
-        "started",
-    )
-
-    def __init__(self, request: Request, sequence: Sequence, detokenizers: list[Detokenizer]) -> None:
-        self.request = request
-        self.sequence = sequence  # the first one
-        self.detokenizers = detokenizers  # by sequence index; none where no text is asked for
-        self.best_of = BestOf(request) if request.params.ranks else None
-        self.shows_tokens = request.num_logprobs >= 0 or request.params.prompt_logprobs is not None
-        self.num_open = request.params.num_sequences
-        self.started = False  # the prompt has been computed and counted
-        self.first_time = 0.0
-        self.last_times = [0.0] * request.params.num_sequences
-        self.num_tokens = 0
-
-    @property
-    def deadline(self) -> tuple[float, str]:
-        """When its time is over, and its id; for ever without a timeout."""
-        return self.request.arrival_time + (self.request.timeout or math.inf), self.request.request_id
 
 
 class _FailedLaunch:
@@ -103,16 +51,16 @@ class Engine:
         self._make_detokenizer = make_detokenizer
         self._lookahead = lookahead
         self._in_flight: deque[tuple[Batch, Pending]] = deque()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._deadlines: list[tuple[float, str]] = []  # of live requests that have one, sorted
-        self._delivered = -1.0  # when the last outputs were
+        self._feeds = DecodeFeeds(self._live, self.stats)
 
     def add(self, request: Request) -> None:
         """Queues a request; RequestError where its id is in use or it could never fit."""
         make = self._make_detokenizer if request.params.detokenize else None
         detokenizers = [make(request, index) for index in range(request.params.num_sequences)] if make else []
         sequence = self.scheduler.add(request)
-        live = self._live[request.request_id] = _Live(request, sequence, detokenizers)
+        live = self._live[request.request_id] = Live(request, sequence, detokenizers)
         if request.timeout is not None:
             insort(self._deadlines, live.deadline)
 
@@ -147,7 +95,7 @@ class Engine:
         except Exception as error:
             logger.exception("Step %d failed; the %d requests in it end with an error.", batch.step, len(batch.ranges))
             return news + self._deliver(self.scheduler.fail(batch, describe(error)))
-        return news + self._deliver(self.scheduler.commit(batch, outputs))
+        return news + self._tell(self.scheduler.commit(batch, outputs))
 
     def snapshot(self) -> Snapshot:
         """Numbers for metrics; may be called from another thread."""
@@ -192,30 +140,28 @@ class Engine:
         except Exception as error:
             return _FailedLaunch(error)  # met in the order of commits
 
+    def _tell(self, news: News) -> list[SequenceOutput]:
+        """The outputs of a step, with text."""
+        now = time.monotonic()
+        told, ended = self._feeds.tell(news.decodes, news.token_ids, now)
+        if ended:
+            self._feeds.settle()
+        for output, reason in ended:
+            self._finish(output, reason, output.stop_reason)
+            self._count_end(self._live[output.request_id], reason, now)
+        return told + self._deliver(news.others)
+
     def _deliver(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
         if not news:
             return news
+        self._feeds.settle()
         now = time.monotonic()
         told: list[SequenceOutput] = []
-        before, self._delivered = self._delivered, now
-        num_steady = 0
         for output in news:
             live = self._live[output.request_id]
             if live.detokenizers:
                 try:
-                    if live.shows_tokens or output.finish_reason is not None or len(output.token_ids) != 1:
-                        self._add_text(output, live)
-                    else:  # one more token of a sequence that goes on, as most are
-                        detokenizer = live.detokenizers[output.index]
-                        output.text = detokenizer.append(output.token_ids)
-                        if detokenizer.stop_reason is not None:
-                            self._finish(output, "stop", detokenizer.stop_reason)
-                        elif live.last_times[output.index] == before:
-                            live.last_times[output.index] = now
-                            live.num_tokens += 1
-                            num_steady += 1
-                            told.append(output)
-                            continue
+                    self._add_text(output, live)
                 except Exception as error:
                     logger.exception("The text of request %s failed; it ends with an error.", output.request_id)
                     self._finish(output, "error", None)
@@ -228,12 +174,9 @@ class Engine:
                 told.append(output)
             else:
                 told += live.best_of.add(output)
-        if num_steady:
-            self.stats.generation_tokens += num_steady
-            self.stats.inter_token_latency.observe(now - before, num_steady)
         return told
 
-    def _add_text(self, output: SequenceOutput, live: _Live) -> None:
+    def _add_text(self, output: SequenceOutput, live: Live) -> None:
         detokenizer, params = live.detokenizers[output.index], live.request.params
         # The token of a stop id is an output, but no text.
         hides_last = output.finish_reason == "stop" and not params.include_stop_str_in_output
@@ -253,14 +196,14 @@ class Engine:
             for token_id, logprob in (entry or {}).items():
                 logprob.decoded_token = detokenizer.decode_token(token_id)
 
-    def _finish(self, output: SequenceOutput, reason: str, stop_reason: str | None) -> None:
+    def _finish(self, output: SequenceOutput, reason: str, stop_reason: int | str | None) -> None:
         output.finish_reason, output.stop_reason = reason, stop_reason
         for sequence in self.scheduler.requests.get(output.request_id, ()):
             if sequence.index == output.index:
-                self.scheduler.finish(sequence, reason, stop_reason)
+                self.scheduler.queues.finish(sequence, reason, stop_reason)
                 break
 
-    def _count(self, output: SequenceOutput, live: _Live, now: float) -> None:
+    def _count(self, output: SequenceOutput, live: Live, now: float) -> None:
         stats, request, num_tokens = self.stats, live.request, len(output.token_ids)
         if not live.started and output.finish_reason not in ("abort", "error", "timeout"):
             live.started = True
@@ -277,15 +220,19 @@ class Engine:
                 stats.time_to_first_token.observe(now - request.arrival_time)
             live.last_times[output.index] = now
         if output.finish_reason is not None:
-            stats.request_success[output.finish_reason] += 1
-            live.num_open -= 1
-            if live.num_open == 0:
-                self._count_request(live, now)
-                del self._live[output.request_id]
-                if live.request.timeout is not None:
-                    del self._deadlines[bisect_left(self._deadlines, live.deadline)]
+            self._count_end(live, output.finish_reason, now)
 
-    def _count_request(self, live: _Live, now: float) -> None:
+    def _count_end(self, live: Live, reason: str, now: float) -> None:
+        """Counts a sequence that has ended, and with the last of them its request."""
+        self.stats.request_success[reason] += 1
+        live.num_open -= 1
+        if live.num_open == 0:
+            self._count_request(live, now)
+            del self._live[live.request.request_id]
+            if live.request.timeout is not None:
+                del self._deadlines[bisect_left(self._deadlines, live.deadline)]
+
+    def _count_request(self, live: Live, now: float) -> None:
         stats, request = self.stats, live.request
         scheduled = live.sequence.scheduled_time
         stats.e2e_latency.observe(now - request.arrival_time)

@@ -1,8 +1,10 @@
 """What leaves the engine: the news of a step per sequence, and the whole of a request that it adds up to."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.engine.batch import ScheduledRange
 from octavo.engine.request import Request, Sequence, TokenOutput
 
 
@@ -43,6 +45,22 @@ class SequenceOutput:
     cumulative_logprob: float | None = field(default=None, init=False)  # of the whole sequence, from a beam search
     vector: Any = field(default=None, init=False)
     error: str | None = field(default=None, init=False)  # why, where it is "error" or "timeout"
+
+
+@dataclass(slots=True)
+class News:
+    """What a step brought: a token each to plain decodes that go on, which is most of it, and all else."""
+
+    decodes: list[ScheduledRange]  # the batch's, or the ones of the next where some of those have left
+    token_ids: list[int]  # one of each
+    others: list[SequenceOutput]
+
+    def __iter__(self) -> Iterator[SequenceOutput]:
+        """All of it, as outputs without text."""
+        for scheduled, token_id in zip(self.decodes, self.token_ids, strict=True):
+            sequence = scheduled.sequence
+            yield SequenceOutput(sequence.request.request_id, sequence.index, [token_id], sequence.num_cached_tokens)
+        yield from self.others
 
 
 @dataclass(slots=True)

@@ -1,18 +1,20 @@
 """The ranges of a step: how many tokens of a sequence fit into it, and how they are put there."""
 
-from collections import Counter
-from operator import attrgetter
+from collections.abc import Iterable
 
 from octavo.engine.batch import Batch, ScheduledRange
 from octavo.engine.request import Sequence
 from octavo.engine.scheduler_config import SchedulerConfig
 
-_share = attrgetter("sequence.share")
-
 
 def room(config: SchedulerConfig, batch: Batch) -> int:
-    """How many more plain decodes the step can take: each is a token and a row."""
+    """How many more plain decodes the step has room for: each is a token and a row."""
     return min(config.max_num_batched_tokens - batch.num_tokens, config.max_output_rows - batch.num_rows)
+
+
+def least_rows(sequences: Iterable[Sequence]) -> int:
+    """The rows that a step must have room for, so that each of these can go on in it."""
+    return sum(max(1, sequence.num_samples) for sequence in sequences)
 
 
 def count_tokens(config: SchedulerConfig, sequence: Sequence, batch: Batch) -> int:
@@ -85,15 +87,7 @@ def put(sequence: Sequence, count: int, batch: Batch) -> None:
         first, last = max(start, len(sequence.prompt_logprobs)), min(end, num_prompt - 1)
         rows = (first, last) if first < last else rows
         batch.num_rows += rows[1] - rows[0]
-    batch.ranges.append(ScheduledRange(sequence, start, count, indices, num_drafts, rows, sequence.num_preemptions))
+    batch.others.append(ScheduledRange(sequence, start, count, indices, num_drafts, rows, sequence.num_preemptions))
     batch.num_tokens += count
     sequence.share.charge(count, batch.num_rows - rows_before)
     sequence.num_computed_tokens = end
-
-
-def count_decodes(decodes: list[ScheduledRange], batch: Batch) -> None:
-    """Counts plain decodes, which the batch is yet to get, in its sums and to those whose work they are."""
-    batch.num_tokens += len(decodes)
-    batch.num_rows += len(decodes)
-    for share, count in Counter(map(_share, decodes)).items():
-        share.charge(count, count)

@@ -152,7 +152,7 @@ class Sequence:
         # In the grammar, past the committed tokens: kept as they are when the sequence is preempted.
         self.matcher: Matcher | None = request.grammar.matcher() if request.grammar is not None else None
         self.decodes_from = _decodes_from(request)
-        self.decode: ScheduledRange | None = None  # its plain decode (see Batch), kept from step to step while it runs
+        self.decode: ScheduledRange | None = None  # while it is one of the plain decodes (see Batch)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # of the prompt, found in the cache at the first admission
         self.num_pending_samples = 0  # sampled by steps that are not committed yet
@@ -216,7 +216,6 @@ class Sequence:
         self.num_computed_tokens = self.num_published_blocks = self.num_reserved_tokens = self.num_pending_samples = 0
         self.shares_tail = False
         self.waits_for = None
-        self.decode = None
 
     def __repr__(self) -> str:
         return (

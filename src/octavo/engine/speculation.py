@@ -1,8 +1,12 @@
 """How many tokens to draft for each sequence, by how many of its drafts were kept and how full the step is."""
 
+import logging
+
 from octavo.engine.drafter import Drafter
 from octavo.engine.request import Sequence, TokenOutput
 from octavo.engine.scheduler_config import SchedulerConfig
+
+logger = logging.getLogger(__name__)
 
 # What reading the weights for a step costs, in rows of arithmetic. Measured for SmolLM2-135M (Q4_1) on two cores with
 # AVX2: 3 to 4; more with int8 dot products and more cores, where some drafts that would pay are then not made.
@@ -10,6 +14,7 @@ FREE_ROWS = 4.0
 FIRST_CHANCE = 0.9  # of a draft to be kept, before anything is known: a few wrong ones are soon made good
 WEIGHT = 0.2  # of the newest draft in a sequence's chance
 SHARED_WEIGHT = 0.02  # and in the one that new sequences start from
+NEVER = -1.0  # the chance of drafts that must not be made
 PROBE = 64  # where no draft pays, one is made every so many tokens of a sequence
 
 
@@ -39,10 +44,13 @@ class Speculation:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
 
-    def draft(self, running: list[Sequence], next_in: Sequence | None, config: SchedulerConfig) -> None:
-        """Drafts for decoding sequences, oldest first; `next_in` is the one that waits for a place in the step."""
+    def draft(self, running: list[Sequence], next_in: Sequence | None, config: SchedulerConfig) -> list[Sequence]:
+        """Drafts for decoding sequences, oldest first, and returns those that got some; `next_in` is the one that waits
+        for a place in the step.
+        """
+        drafted: list[Sequence] = []
         if self.drafter is None or not running:
-            return
+            return drafted
         tokens, rows = 0, config.max_output_rows
         for sequence in running:
             tokens += len(sequence.token_ids) - sequence.num_computed_tokens
@@ -57,10 +65,10 @@ class Speculation:
         price = 1.0 + self.drafter_cost * (1.0 + self.free_rows / len(running))
         for sequence in running:
             if room < 1:
-                return
+                break
             known = len(sequence.token_ids)
             chance = self.chance if sequence.draft_chance is None else sequence.draft_chance
-            if chance * cost <= expected * price and (known + sequence.order[1]) % PROBE:
+            if chance < 0.0 or (chance * cost <= expected * price and (known + sequence.order[1]) % PROBE):
                 continue
             behind = known - sequence.num_computed_tokens
             if behind != 1 or sequence.num_pending_samples or known == sequence.num_prompt_tokens:
@@ -71,11 +79,24 @@ class Speculation:
             count = min(most, max(1, _most_that_pay(chance, price, expected, cost, most)))
             if count < 1:
                 continue
-            drafts = sequence.draft_token_ids = self.drafter.draft(sequence, count)
-            del drafts[_num_allowed(sequence, drafts) :]
+            drafts = sequence.draft_token_ids = self._drafts(sequence, count)
+            if drafts:
+                drafted.append(sequence)
             room -= len(drafts)
             expected += sum(chance**place for place in range(1, len(drafts) + 1))
             cost += price * len(drafts)
+        return drafted
+
+    def _drafts(self, sequence: Sequence, count: int) -> list[int]:
+        """At most `count` drafts of a sequence. A fault costs it its drafts, all there are to come, and no token."""
+        assert self.drafter is not None
+        try:
+            drafts = self.drafter.draft(sequence, count)
+            return drafts[: _num_allowed(sequence, drafts)]
+        except Exception:
+            logger.exception("Nothing more is drafted for request %s.", sequence.request.request_id)
+            sequence.draft_chance = NEVER
+            return []
 
     def judge(self, sequence: Sequence, count: int, samples: list[TokenOutput]) -> int:
         """How many of a sequence's `count` drafts, the first ones, are what was sampled; they are done with."""

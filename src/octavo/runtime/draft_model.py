@@ -25,10 +25,10 @@ class DraftingRunner:
         self._model, self._draft_model = model, draft_model
 
     def launch(self, batch: Batch) -> Pending:
-        part = replace(batch, ranges=[_known(scheduled) for scheduled in batch.ranges], num_decodes=0)
+        part = replace(batch, others=[_known(scheduled) for scheduled in batch.ranges], decodes=[])
         made = 0
-        while part.ranges:
-            for scheduled, output in zip(part.ranges, self._draft_model.launch(part).outputs(), strict=True):
+        while part.others:
+            for scheduled, output in zip(part.others, self._draft_model.launch(part).outputs(), strict=True):
                 if scheduled.sample_indices and isinstance(output, RangeOutput):
                     token_id = 0 if output.error else output.samples[0].token_id
                     scheduled.sequence.draft_token_ids[made] = token_id

@@ -39,9 +39,9 @@ class InputWriter:
 
         Raises RangeFault where a range cannot be written; the step must then be written anew without it.
         """
-        token = row = self._write_decodes(batch.ranges[: batch.num_decodes])
+        token = row = self._write_decodes(batch.decodes)
         output_rows: list[int] = []
-        for scheduled in batch.ranges[row:]:
+        for scheduled in batch.others if row else batch.ranges:
             try:
                 self._write_range(row, token, scheduled, sampled)
             except Exception as error:
@@ -68,7 +68,7 @@ class InputWriter:
     def _write_decodes(self, decodes: list[ScheduledRange]) -> int:
         """Writes plain decodes into the first rows; returns how many: none where one is at fault, to be found out."""
         try:
-            if self._decodes != decodes:
+            if self._decodes is not decodes:
                 moves, fresh = moved_rows(self._decodes, decodes)
                 self._step.move_rows(moves)
                 for held in self._rows:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
-from octavo.engine.batch import Batch, Output, RangeOutput, ScheduledRange
+from octavo.engine.batch import Batch, Output, RangeOutput
 from octavo.runtime.inputs import InputWriter, RangeFault
 from octavo.runtime.pooler import Pooler
 from octavo.runtime.sampler import BatchSampler
@@ -51,7 +51,7 @@ class NativeRunner:
         self._pooler = Pooler()
         self._inputs = inputs
         self._sampler = sampler
-        self._ranges: list[ScheduledRange] = []  # of the last step
+        self._last: Batch | None = None  # the last step, and what came of it
         self._results: list[Output] = []
 
     def launch(self, batch: Batch) -> Finished:
@@ -59,16 +59,13 @@ class NativeRunner:
         errors: dict[int, str] = {}
         part = batch
         while not self._write(part, errors):
-            fine = [scheduled for scheduled in batch.ranges if id(scheduled) not in errors]
-            num_decodes = sum(id(scheduled) not in errors for scheduled in batch.ranges[: batch.num_decodes])
-            part = replace(batch, ranges=fine, num_decodes=num_decodes)
+            decodes = [scheduled for scheduled in batch.decodes if id(scheduled) not in errors]
+            part = replace(batch, decodes=decodes, others=[one for one in batch.others if id(one) not in errors])
         results: list[Output] = []
-        if part.ranges:
+        if part.decodes or part.others:
             self.program.run()
             results = self._sampler.read(part)
-            if self._states is not None and any(
-                one.sequence.request.pooling for one in part.ranges[part.num_decodes :]
-            ):
+            if self._states is not None and any(one.sequence.request.pooling for one in part.others):
                 offset, width = self._states
                 self._pooler.fill(part, self.program.floats(offset, self.program.inputs.tokens, width), results)
         if errors:
@@ -77,14 +74,14 @@ class NativeRunner:
                 RangeOutput([], error=errors[id(scheduled)]) if id(scheduled) in errors else next(arriving)
                 for scheduled in batch.ranges
             ]
-        self._ranges, self._results = batch.ranges, results
+        self._last, self._results = batch, results
         return Finished(results)
 
     def _write(self, batch: Batch, errors: dict[int, str]) -> bool:
         """Whether a step could be written; where not, notes the range at fault."""
         try:
             # All tokens of plain decodes are known.
-            self._inputs.write(batch, {} if batch.num_decodes == len(batch.ranges) else self._sampled())
+            self._inputs.write(batch, self._sampled() if batch.others else {})
             self._sampler.write(batch)
         except RangeFault as fault:
             errors[id(fault.scheduled)] = str(fault)
@@ -98,7 +95,7 @@ class NativeRunner:
         """
         return {
             (scheduled.sequence.request.request_id, index): token
-            for scheduled, result in zip(self._ranges, self._results, strict=True)
+            for scheduled, result in zip(self._last.ranges if self._last else (), self._results, strict=True)
             for index, token in zip(scheduled.sample_indices, token_ids_of(result), strict=False)
         }
 

@@ -62,16 +62,15 @@ class BatchSampler:
 
         Raises RangeFault where a range cannot be written; the step must then be written anew without it.
         """
-        decodes = batch.ranges[: batch.num_decodes]
-        if self._decodes != decodes:
+        decodes = batch.decodes
+        self._reports, self._constrained = False, []
+        if self._decodes is not decodes:
             self._hold_decodes(decodes)
         logits = len(decodes)
         sources = list(range(logits))
         positions = [scheduled.start + 1 for scheduled in decodes]
         counts: dict[int, Counted] = {}
-        self._reports = False
-        self._constrained = []
-        for scheduled in batch.ranges[logits:]:
+        for scheduled in batch.others:
             try:
                 logits = self._write_range(scheduled, logits, sources, positions, counts)
             except Exception as error:
@@ -179,16 +178,16 @@ class BatchSampler:
         failed = sampled is None
         outputs: list[Output] = []
         if sampled is not None:
-            outputs += sampled[: batch.num_decodes]
+            outputs += sampled[: len(batch.decodes)]
+            if not batch.others:
+                return outputs
         decodes = len(outputs)
-        if decodes == len(batch.ranges):
-            return outputs
         rows = slice(decodes, self._inputs.rows)
         ids = self._token_ids[rows].tolist()
         tokens = self._reported(rows, ids) if self._reports else [TokenOutput(token_id) for token_id in ids]
         status = self._status[rows].tolist()
         row = 0
-        for scheduled in batch.ranges[decodes:]:
+        for scheduled in batch.ranges if failed else batch.others:
             first = row + scheduled.prompt_logprob_rows[1] - scheduled.prompt_logprob_rows[0]
             end = first + _num_samples(scheduled)
             error = next((FAILURES[code] for code in status[row:end] if code), None) if failed else None
