@@ -17,6 +17,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
 from octavo.errors import EngineDeadError, EngineFullError, RequestError
+from octavo.sampling_params import BeamSearchParams
 
 PROMPT = [5, 9, 2, 6, 5, 3, 5, 8, 9]
 GROUPS = [CacheGroup("full", 400, 4)]
@@ -197,6 +198,26 @@ def test_prompts_of_more_tokens_than_may_wait_are_refused() -> None:
                 async for _ in stream:
                     pass
             assert engine.stats().num_tokens_waiting == 0 and engine._prompts == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "asks", [{"n": 1, "best_of": 3}, {"n": 2, "beams": BeamSearchParams(beam_width=2, max_tokens=60)}]
+)
+def test_a_prompt_that_is_computed_waits_no_longer_even_if_nothing_is_told_of_it(asks: dict) -> None:
+    async def main() -> None:
+        with served(max_num_seqs=4, max_num_queued_tokens=20, max_num_batched_tokens=16) as (engine, runner):
+            stream = engine.generate(request("untold", PROMPT * 3, max_tokens=60, **asks))
+            assert engine.stats().num_tokens_waiting == 27
+            await until(lambda: runner.num_steps > 4)
+            assert engine.stats().num_tokens_waiting == 0 and engine.num_live == 1
+            other = request("other", PROMPT, max_tokens=3)
+            assert (await whole(engine, other)).outputs[0].token_ids == Oracle([0]).run(other, 0)[0]
+            assert not stream._outputs, "or this test would prove nothing"
+            async for _ in stream:
+                pass
+            await until(lambda: idle(engine))
 
     asyncio.run(main())
 

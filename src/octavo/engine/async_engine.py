@@ -115,7 +115,7 @@ class AsyncEngine:
         self._error: OctavoError | None = None
         # Weak, so that a stream that its reader drops ends its request; each is taken out at its end, in its loop.
         self._streams: dict[str, weakref.ref[OutputStream]] = {}
-        self._prompts: dict[str, int] = {}  # tokens of the prompts that have brought no output yet
+        self._prompts: dict[str, int] = {}  # tokens of the prompts that are not computed
         self._ends = BusyRate()  # of requests
         self._num_rejected = 0
         # A request and its stream, an id to abort, what to do between two steps, or the end.
@@ -231,6 +231,11 @@ class AsyncEngine:
                 self._ends.observe(num_live - self._engine.num_live, time.monotonic() - started)
                 self._step_started = None
                 self._send(outputs)
+                for request_id in self._engine.computed_untold:
+                    stream = self._taken.get(request_id)
+                    if stream is not None and self._streams.get(request_id, bool)() is stream:  # still of this request
+                        self._prompts.pop(request_id, None)
+                    del stream
             self._error = EngineDeadError("The engine has been closed.")
         except BaseException as error:
             logger.critical("The engine has died.", exc_info=True)

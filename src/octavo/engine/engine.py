@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 
-from octavo.engine.batch import Batch, Output, Pending, Runner
+from octavo.engine.batch import Batch, Output, Pending, Runner, ScheduledRange
 from octavo.engine.live import DecodeFeeds, Detokenizer, Live
 from octavo.engine.outputs import Contradiction, News, SequenceOutput
 from octavo.engine.request import Request
@@ -53,6 +53,8 @@ class Engine:
         self._in_flight: deque[tuple[Batch, Pending]] = deque()
         self._live: dict[str, Live] = {}
         self._deadlines: list[tuple[float, str]] = []  # of live requests that have one, sorted
+        # Requests whose prompts the last step has computed and of which nothing is told before they end.
+        self.computed_untold: list[str] = []
         self._feeds = DecodeFeeds(self._live, self.stats)
 
     def add(self, request: Request) -> None:
@@ -83,6 +85,7 @@ class Engine:
     def step(self) -> list[SequenceOutput]:
         """Schedules and launches one step, and commits the oldest launched one; returns what it brought, with text."""
         news = self._expire()
+        self.computed_untold = []
         batch = self.scheduler.schedule()
         if batch is not None:
             self._in_flight.append((batch, self._launch(batch)))
@@ -90,6 +93,7 @@ class Engine:
         if not self._in_flight or (batch is not None and len(self._in_flight) <= self._lookahead):
             return news
         batch, pending = self._in_flight.popleft()
+        self.computed_untold = [one.sequence.request.request_id for one in batch.others if _ends_untold_prompt(one)]
         try:
             outputs = pending.outputs()
         except Exception as error:
@@ -249,3 +253,9 @@ class Engine:
             stats.decode_time.observe(last - live.first_time)
             if (others := live.num_tokens - request.params.num_sequences) > 0:
                 stats.time_per_output_token.observe((last - live.first_time) / others)
+
+
+def _ends_untold_prompt(scheduled: ScheduledRange) -> bool:
+    request, start = scheduled.sequence.request, scheduled.start
+    tells_at_end = request.params.ranks or request.beams is not None
+    return tells_at_end and start < len(request.prompt_token_ids) <= start + scheduled.num_tokens
