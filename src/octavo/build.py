@@ -142,7 +142,8 @@ def build(config: EngineConfig) -> LoadedModel:
     groups = [(part, window, layers) for part in parts for window, layers in part.model.config.cache_groups]
     # Of the row of a beam as many alternatives are needed as there may be beams and ids that end them.
     most_logprobs = max(config.max_logprobs, min(config.max_num_seqs, MAX_N) + MAX_BEAM_STOPS)
-    sampling = _native.SampleInputs(max_rows, model.config.vocab_size, most_logprobs, threads)
+    # Of each model its own, so that rows are kept from step to step.
+    samplings = [_native.SampleInputs(max_rows, model.config.vocab_size, most_logprobs, threads) for _ in parts]
     first_groups = (0, len(model.config.cache_groups))
 
     def step_sizes(budget: int, longest: int) -> tuple[int, int, int, list[int]]:
@@ -153,16 +154,17 @@ def build(config: EngineConfig) -> LoadedModel:
         capacity: dict[Rows, int] = {"T": budget, "S": config.max_num_seqs, "R": max_rows}
         recorded = [
             record(part.model, packed, sampling, first, isa, capacity, threads)
-            for part, packed, first in zip(parts, weights, first_groups, strict=False)
+            for part, packed, sampling, first in zip(parts, weights, samplings, first_groups, strict=False)
         ]
 
         def workspace(longest: int) -> int:
             workspaces = sum(ops.workspace_bytes(longest) for ops, _ in recorded)
-            return workspaces + sampling.bytes + _native.StepInputs.bytes(*step_sizes(budget, longest))
+            arrays = samplings[0].bytes + _native.StepInputs.bytes(*step_sizes(budget, longest))
+            return workspaces + len(parts) * arrays
 
         return recorded, plan_pool(config, specs, available, sum(sizes), workspace, max_model_len, budget)
 
-    budget = measured_budget(config, max_model_len, weights[0], isa, pool)
+    budget = measured_budget(config, max_model_len, weights, isa, pool)
     try:
         recorded, plan = plan_steps(budget)
     except ConfigError:
@@ -171,7 +173,6 @@ def build(config: EngineConfig) -> LoadedModel:
         # Longer steps need a larger workspace, and more blocks behind a window.
         budget = least
         recorded, plan = plan_steps(budget)
-    inputs = _native.StepInputs(*step_sizes(budget, plan.max_model_len))
     caches = [
         _native.KVCache(
             len(layers),
@@ -184,17 +185,18 @@ def build(config: EngineConfig) -> LoadedModel:
         )
         for (of, _, layers), blocks in zip(groups, plan.num_blocks, strict=True)
     ]
-    writer, sampler = InputWriter(inputs, config.block_size), BatchSampler(sampling)
-    runners = [
-        NativeRunner(
-            ops.build(pool, inputs, caches, plan.max_model_len),
-            writer,
-            sampler,
-            (logits.offset, logits.width),
-            ops.pooled if ops is recorded[0][0] else None,
+    runners = []
+    for (ops, logits), sampling in zip(recorded, samplings, strict=True):
+        inputs = _native.StepInputs(*step_sizes(budget, plan.max_model_len))
+        runners.append(
+            NativeRunner(
+                ops.build(pool, inputs, caches, plan.max_model_len),
+                InputWriter(inputs, config.block_size),
+                BatchSampler(sampling),
+                (logits.offset, logits.width),
+                ops.pooled if ops is recorded[0][0] else None,
+            )
         )
-        for ops, logits in recorded
-    ]
 
     scheduler = Scheduler(
         replace(scheduling, max_model_len=plan.max_model_len, max_num_batched_tokens=budget),

@@ -28,7 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(folder: Path, draft: str | None, warm: bool = False, **options: Any) -> tuple[dict[str, Any], Heard, Any]:
+def run(
+    folder: Path, draft: str | None, warm: bool = False, lookahead: int = 0, **options: Any
+) -> tuple[dict[str, Any], Heard, Any]:
     if draft is not None:
         options["speculative_config"] = {
             "method": "draft_model",
@@ -38,6 +40,7 @@ def run(folder: Path, draft: str | None, warm: bool = False, **options: Any) -> 
     model, heard = load(folder / "gemma3", **COMMON | options)
     scheduler = model.engine.scheduler
     scheduler.speculation.free_rows, scheduler.speculation.drafter_cost = 1e9, 0.0  # whether they pay or not
+    model.engine._lookahead = lookahead
     if warm:
         run_together(model, REQUESTS)
     tokens = tokens_of(run_together(model, REQUESTS))
@@ -85,6 +88,16 @@ def test_another_model_is_seldom_right_and_never_heard(folder: Path, alone: Any,
     speculation: Speculation = scheduler.speculation
     same(alone, tokens, heard)
     assert 0 <= speculation.num_accepted_tokens < 0.3 * speculation.num_draft_tokens
+
+
+def test_steps_ahead_of_the_last_commit_are_no_fault(
+    folder: Path, alone: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The draft model computes a token that the model has just sampled and the scheduler has not seen."""
+    tokens, heard, scheduler = run(folder, "gemma3", lookahead=1)
+    same(alone, tokens, heard)
+    assert scheduler.speculation.num_accepted_tokens == scheduler.speculation.num_draft_tokens
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_broken_draft_model_ends_no_request(folder: Path, alone: Any) -> None:

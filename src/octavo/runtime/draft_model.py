@@ -13,7 +13,7 @@ from octavo.runtime.runner import NativeRunner
 
 
 class DraftingRunner:
-    """Two runners over one set of input and sampler arrays; the draft model has cache groups of its own.
+    """Two runners, each with arrays of its own; the draft model has cache groups of its own too.
 
     In every step the draft model computes the known tokens of the batch, so that its groups are at all times as far as
     the model's: a block found, shared, copied or taken away holds the same positions of both. Then it samples, as the
@@ -26,9 +26,9 @@ class DraftingRunner:
 
     def launch(self, batch: Batch) -> Pending:
         part = replace(batch, others=[_known(scheduled) for scheduled in batch.ranges], decodes=[])
-        made = 0
+        made, sampled = 0, self._model.sampled()
         while part.others:
-            for scheduled, output in zip(part.others, self._draft_model.launch(part).outputs(), strict=True):
+            for scheduled, output in zip(part.others, self._draft_model.launch(part, sampled).outputs(), strict=True):
                 if scheduled.sample_indices and isinstance(output, RangeOutput):
                     token_id = 0 if output.error else output.samples[0].token_id
                     scheduled.sequence.draft_token_ids[made] = token_id

@@ -16,6 +16,8 @@ from octavo.runtime.sampler import BatchSampler
 
 logger = logging.getLogger(__name__)
 
+Sampled = dict[tuple[str, int], int]  # tokens, by request id and sequence index
+
 
 def token_ids_of(output: Output) -> list[int]:
     return [output] if isinstance(output, int) else [sample.token_id for sample in output.samples]
@@ -54,11 +56,16 @@ class NativeRunner:
         self._last: Batch | None = None  # the last step, and what came of it
         self._results: list[Output] = []
 
-    def launch(self, batch: Batch) -> Finished:
-        """Runs a step. A range that cannot be written is left out, and comes back with an error."""
+    def launch(self, batch: Batch, sampled: Sampled | None = None) -> Finished:
+        """Runs a step. A range that cannot be written is left out, and comes back with an error.
+
+        `sampled`: the tokens that the scheduler has not seen yet, where it was not this runner that sampled them.
+        """
         errors: dict[int, str] = {}
         part = batch
-        while not self._write(part, errors):
+        if sampled is None:
+            sampled = self.sampled() if batch.others else {}  # all tokens of plain decodes are known
+        while not self._write(part, sampled, errors):
             decodes = [scheduled for scheduled in batch.decodes if id(scheduled) not in errors]
             part = replace(batch, decodes=decodes, others=[one for one in batch.others if id(one) not in errors])
         results: list[Output] = []
@@ -77,11 +84,10 @@ class NativeRunner:
         self._last, self._results = batch, results
         return Finished(results)
 
-    def _write(self, batch: Batch, errors: dict[int, str]) -> bool:
+    def _write(self, batch: Batch, sampled: Sampled, errors: dict[int, str]) -> bool:
         """Whether a step could be written; where not, notes the range at fault."""
         try:
-            # All tokens of plain decodes are known.
-            self._inputs.write(batch, self._sampled() if batch.others else {})
+            self._inputs.write(batch, sampled)
             self._sampler.write(batch)
         except RangeFault as fault:
             errors[id(fault.scheduled)] = str(fault)
@@ -89,7 +95,7 @@ class NativeRunner:
             return False
         return True
 
-    def _sampled(self) -> dict[tuple[str, int], int]:
+    def sampled(self) -> Sampled:
         """What the last step sampled, by request id and sequence index: a step that is scheduled before its
         predecessor is committed takes its newest tokens from here.
         """

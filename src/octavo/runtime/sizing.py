@@ -51,21 +51,25 @@ def least_budget(config: EngineConfig, max_model_len: int) -> int:
 def measured_budget(
     config: EngineConfig,
     max_model_len: int,
-    weights: Mapping[str, Packed],
+    models: Sequence[Mapping[str, Packed]],
     isa: _native.KernelTable,
     pool: _native.ThreadPool,
 ) -> int:
-    """The token budget as asked, or as many tokens as this machine computes in STEP_SECONDS.
+    """The token budget as asked, or as many tokens as this machine computes in STEP_SECONDS, by all models of a step.
 
     Measured on the largest matrix of a layer, in a few milliseconds. What a request samples does not depend on it.
     """
     least = least_budget(config, max_model_len)
-    matrices = [w for name, w in weights.items() if isinstance(w, _native.PackedWeight) and "." in name]
-    if config.max_num_batched_tokens is not None or not config.enable_chunked_prefill or not matrices:
+    if config.max_num_batched_tokens is not None or not config.enable_chunked_prefill:
         return least
-    largest = max(matrices, key=lambda w: w.n * w.k)
-    seconds = min(_native.probe_linear(isa, pool, [largest], MIN_BUDGET, 5)) / MIN_BUDGET  # a token
-    step = seconds * sum(w.n * w.k for w in matrices) / (largest.n * largest.k) / LINEAR_SHARE
+    step = 0.0  # seconds for a token
+    for weights in models:
+        matrices = [w for name, w in weights.items() if isinstance(w, _native.PackedWeight) and "." in name]
+        if not matrices:
+            return least
+        largest = max(matrices, key=lambda w: w.n * w.k)
+        seconds = min(_native.probe_linear(isa, pool, [largest], MIN_BUDGET, 5)) / MIN_BUDGET
+        step += seconds * sum(w.n * w.k for w in matrices) / (largest.n * largest.k) / LINEAR_SHARE
     return max(least, min(int(STEP_SECONDS / step) // MIN_BUDGET * MIN_BUDGET, MAX_BUDGET))
 
 
