@@ -6,12 +6,13 @@ about what a 135M model needs on two cores. Lengths are log-normal and cut off: 
 4,096), outputs of median 128 (sigma 0.8, at most 1,024). Requests arrive as a Poisson process, or in bursts: 20 s
 at 2.5 times the rate, then a minute at half of it, both exponentially distributed.
 
-chunked: the scheduler as it is. unchunked: the same without chunked prefill, first come, first served: a prompt is
-computed whole in one step. static: up to as many requests as may run are taken together, and the next ones when the
-last of them has ended; their rows are computed until then.
+octavo: the scheduler as it is. fcfs: the same, first come, first served: it does not look at tenants. unchunked: that
+without chunked prefill: a prompt is computed whole in one step. static: up to as many requests as may run are taken
+together, and the next ones when the last of them has ended; their rows are computed until then.
 
 Goodput counts requests whose first token came within 2 s and whose tokens after it came within 100 ms each on average.
-A tenant is who sends a request; the first of them sends half of all.
+A tenant is who sends a request; the first of them sends half of all. No prompt is like another, so that the prefix
+cache is off.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
-from octavo.engine.batch import Output, RangeOutput, TokenOutput
-from octavo.engine.request import Request, Tenant
+from octavo.engine.batch import Output, RangeOutput, ScheduledRange, TokenOutput
+from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
 from octavo.sampling_params import SamplingParams
 
@@ -44,10 +46,9 @@ class Arrival:
     output: int
     tenant: int
 
-    def request(self, number: int) -> Request:
-        """Its prompt is like no other's, so that nothing is found in the cache."""
+    def request(self, number: int, tenant: Tenant) -> Request:
         params = SamplingParams(max_tokens=self.output, ignore_eos=True)
-        prompt, tenant = (number + 1,) * self.prompt, Tenant(str(self.tenant))
+        prompt = (1,) * self.prompt
         return Request(str(number), prompt, params, 0, self.output, NOWHERE, NOWHERE, tenant=tenant)
 
 
@@ -135,40 +136,51 @@ class Running:
     last: float = 0.0
 
 
-def scheduled(coming: Iterator[Arrival], chunked: bool) -> Report:
+def scheduled(coming: Iterator[Arrival], report: Report, chunked: bool = True, fair: bool = True) -> None:
     longest = LONGEST_PROMPT + LONGEST_OUTPUT
     config = SchedulerConfig(
         max_num_seqs=SEQUENCES, max_num_batched_tokens=BUDGET if chunked else longest, max_model_len=longest,
-        max_output_rows=SEQUENCES, enable_chunked_prefill=chunked,
+        max_output_rows=SEQUENCES, enable_chunked_prefill=chunked, enable_prefix_caching=False,
     )  # fmt: skip
     scheduler = Scheduler(config, [CacheGroup("full", BLOCKS, BLOCK)])
-    report, now, number = Report(), 0.0, 0
+    now, number = 0.0, 0
     waiting: dict[str, Arrival] = {}
     running: dict[str, Running] = {}
-    coming = iter(coming)
+    decodes: list[ScheduledRange] = []  # of the last step
+    read = 0  # cached tokens, by them
     following = next(coming, None)
     while following is not None or scheduler.has_work():
         if not scheduler.has_work() and following is not None:
             now = max(now, following.time)
         while following is not None and following.time <= now:
-            scheduler.add(following.request(number))
+            scheduler.add(following.request(number, Tenant(str(following.tenant)) if fair else EVERYONE))
             waiting[str(number)] = following
             following, number = next(coming, None), number + 1
         batch = scheduler.schedule()
         assert batch is not None
-        outputs: list[Output] = [1] * len(batch.decodes)
+        steady = batch.decodes is decodes  # then each of them had a token in the step before
+        if not steady:
+            settle(decodes, running, now)
+            decodes = batch.decodes
+            read = sum(range_.start for range_ in decodes)
+        read += len(decodes)
+        outputs: list[Output] = [1] * len(decodes)
+        others = 0
         for range_ in batch.others:
             name = range_.sequence.request.request_id
             if name in waiting:
                 running[name] = Running(waiting.pop(name))
                 report.started(running[name].arrival, now)
+            others += range_.start + range_.num_tokens
             outputs.append(RangeOutput([TokenOutput(1)] * len(range_.sample_indices)))
-        read = sum(range_.start + range_.num_tokens for range_ in batch.ranges)
-        step = STEP + TOKEN * batch.num_tokens + READ * read
+        step = STEP + TOKEN * batch.num_tokens + READ * (read + others)
         before, now = now, now + step
-        num_next = 0
-        for news in scheduler.commit(batch, outputs):
-            request = running[news.request_id]
+        news = scheduler.commit(batch, outputs)
+        num_next = len(news.decodes) if steady else 0
+        if steady and news.decodes is not decodes:  # some have ended
+            settle(decodes, running, before)
+        for output in news.others if steady else news:
+            request = running[output.request_id]
             if request.last == before:  # nearly all
                 num_next += 1
             elif request.first < 0:
@@ -176,15 +188,21 @@ def scheduled(coming: Iterator[Arrival], chunked: bool) -> Report:
             else:
                 report.between.add(now - request.last)
             request.last = now
-            if news.finish_reason is not None:
+            if output.finish_reason is not None:
                 report.ended(request.arrival, request.first, now)
-                del running[news.request_id]
+                del running[output.request_id]
         report.between.add(step, num_next)
-    return report
 
 
-def static(coming: Iterator[Arrival]) -> Report:
-    report, now = Report(), 0.0
+def settle(decodes: list[ScheduledRange], running: dict[str, Running], last: float) -> None:
+    """Writes down when sequences had their last token that had one each in every step until then."""
+    for range_ in decodes:
+        if (request := running.get(range_.sequence.request.request_id)) is not None:
+            request.last = last
+
+
+def static(coming: Iterator[Arrival], report: Report) -> None:
+    now = 0.0
     following = next(coming, None)
     while following is not None:
         now = max(now, following.time)
@@ -209,7 +227,29 @@ def static(coming: Iterator[Arrival]) -> Report:
                 report.between.add(step, len(ends))
             while ends and ends[0].output == made:
                 report.ended(ends.pop(0), first, now)
-    return report
+
+
+POLICIES = {
+    "octavo": scheduled,
+    "fcfs": partial(scheduled, fair=False),
+    "unchunked": partial(scheduled, chunked=False, fair=False),
+    "static": static,
+}
+
+
+def simulated(policy: str, coming: Iterator[Arrival], facts: dict[str, str], every: int) -> dict[str, float]:
+    """What comes of a policy; a long run says how it stands, as a line of JSON, each time so many have arrived."""
+    report, start = Report(), time.process_time()
+
+    def watched() -> Iterator[Arrival]:
+        for number, arrival in enumerate(coming):
+            if every and number and number % every == 0:
+                row = report.row(time.process_time() - start)
+                print(json.dumps({**facts, "requests": number, **row}), flush=True)
+            yield arrival
+
+    POLICIES[policy](watched(), report)
+    return report.row(time.process_time() - start)
 
 
 def main() -> None:
@@ -217,20 +257,21 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=5000)
     options.add_argument("--rate", type=float, default=6.0, help="Requests a second, on average.")
     options.add_argument("--tenants", type=int, default=1)
-    options.add_argument("--policies", nargs="*", default=["chunked", "unchunked", "static"])
+    options.add_argument("--policies", nargs="*", choices=[*POLICIES], default=[*POLICIES])
+    options.add_argument("--arrivals", nargs="*", choices=["Poisson", "bursts"], default=["Poisson", "bursts"])
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--json", action="store_true", help="Print one JSON object instead of a table.")
+    options.add_argument("--json", action="store_true", help="Print JSON: a line as often as --every says.")
+    options.add_argument("--every", type=int, default=100_000, help="Requests of a policy between two lines of JSON.")
     args = options.parse_args()
     table: dict[str, dict[str, float]] = {}
-    for bursty in (False, True):
+    for kind in args.arrivals:
         for policy in args.policies:
-            coming = arrivals(args.requests, args.rate, bursty, args.tenants, args.seed)
-            start = time.perf_counter()
-            report = static(coming) if policy == "static" else scheduled(coming, policy == "chunked")
-            name = f"{'bursts' if bursty else 'Poisson'}, {policy}"
-            table[name] = report.row(time.perf_counter() - start)
+            coming = arrivals(args.requests, args.rate, kind == "bursts", args.tenants, args.seed)
+            facts = {"arrivals": kind, "policy": policy}
+            row = table[f"{kind}, {policy}"] = simulated(policy, coming, facts, args.every if args.json else 0)
+            if args.json:
+                print(json.dumps({**facts, "requests": args.requests, **row}), flush=True)
     if args.json:
-        print(json.dumps({"benchmark": "simulation", **table}))
         return
     print(f"{args.requests:,} requests, {args.rate:g} a second")
     for column in dict.fromkeys(chain.from_iterable(table.values())):

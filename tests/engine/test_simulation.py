@@ -12,11 +12,12 @@ COUNT = 60
 
 
 @pytest.mark.parametrize("bursty", [False, True])
-@pytest.mark.parametrize("policy", ["chunked", "unchunked", "static"])
+@pytest.mark.parametrize("policy", [*simulate.POLICIES])
 def test_every_request_is_served(policy: str, bursty: bool) -> None:
     def run():
-        coming = simulate.arrivals(COUNT, 6.0, bursty, 3, seed=1)
-        return simulate.static(coming) if policy == "static" else simulate.scheduled(coming, policy == "chunked")
+        report = simulate.Report()
+        simulate.POLICIES[policy](simulate.arrivals(COUNT, 6.0, bursty, 3, seed=1), report)
+        return report
 
     asked = list(simulate.arrivals(COUNT, 6.0, bursty, 3, seed=1))
     report = run()
@@ -27,7 +28,7 @@ def test_every_request_is_served(policy: str, bursty: bool) -> None:
     }
     # No step, and so no wait for a token, is shorter than an empty one; a chunked one is not longer than its budget.
     assert report.between.at(0.0) > 0.98 * simulate.STEP
-    if policy == "chunked":
+    if policy in ("octavo", "fcfs"):
         longest = simulate.STEP + simulate.BUDGET * simulate.TOKEN + simulate.SEQUENCES * 5120 * simulate.READ
         assert report.between.at(1.0) < 1.02 * longest
     assert run().row(0.0) == report.row(0.0)
