@@ -22,6 +22,31 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 256
+# The least and the most that a field may be; the published schema says the same.
+INTEGERS: Mapping[str, tuple[int, int]] = {
+    "n": (1, MAX_N),
+    "best_of": (1, MAX_N),
+    "top_k": (-1, 2**63 - 1),
+    "seed": (-(2**63), 2**64 - 1),
+    "max_tokens": (0, 2**63 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "truncate_prompt_tokens": (-1, 2**63 - 1),
+}
+NUMBERS: Mapping[str, tuple[float, float]] = {
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 1e6),
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+}
+LENGTH_PENALTIES = (-16.0, 16.0)  # they keep length ** length_penalty finite for any length
+ABOVE = frozenset({"repetition_penalty"})  # greater than the least
+NULLABLE = frozenset({"best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"})
+MAX_TOKEN_ID = 2**31 - 1
+MAX_LOGIT_BIAS = 100.0
 # Below this temperature the arg-max is taken: logits divided by less would overflow, and vLLM's rule of raising such
 # values to 0.01 makes 1e-4 differ from greedy on near ties.
 GREEDY_TEMPERATURE = 0.01
@@ -85,43 +110,30 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         normal: dict[str, Any] = {
-            "n": _integer("n", self.n, 1, MAX_N),
-            "presence_penalty": _number("presence_penalty", self.presence_penalty, -2.0, 2.0),
-            "frequency_penalty": _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
-            "repetition_penalty": _number("repetition_penalty", self.repetition_penalty, 0.0, 1e6, above=True),
-            "temperature": _number("temperature", self.temperature, 0.0, 2.0),
-            "top_p": _number("top_p", self.top_p, 0.0, 1.0),
-            "top_k": max(0, _integer("top_k", self.top_k, -1, 2**63 - 1)),
-            "min_p": _number("min_p", self.min_p, 0.0, 1.0),
-            "min_tokens": _integer("min_tokens", self.min_tokens, 0, 2**31 - 1),
             "stop": _strings("stop", self.stop, MAX_STOP_STRINGS),
             "bad_words": _strings("bad_words", self.bad_words, MAX_BAD_WORDS),
             "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS),
             "kept_special_token_ids": _token_ids("kept_special_token_ids", self.kept_special_token_ids, 1024),
             "logit_bias": _logit_bias(self.logit_bias),
         }
-        if self.max_tokens is not None:
-            normal["max_tokens"] = _integer("max_tokens", self.max_tokens, 0, 2**63 - 1)
-        if self.seed is not None:
-            seed = _integer("seed", self.seed, -(2**63), 2**64 - 1)
-            normal["seed"] = None if seed == -1 else seed
-        if self.best_of is not None:
-            normal["best_of"] = _integer("best_of", self.best_of, 1, MAX_N)
-        for name in ("logprobs", "prompt_logprobs"):
-            if (value := getattr(self, name)) is not None:
-                normal[name] = _integer(name, value, 0, MAX_LOGPROBS)
+        for name, bounds in INTEGERS.items():
+            value = getattr(self, name)
+            if value is not None or name not in NULLABLE:
+                normal[name] = _integer(name, value, *bounds)
+        for name, limits in NUMBERS.items():
+            normal[name] = _number(name, getattr(self, name), *limits, above=name in ABOVE)
+        normal["top_k"] = max(0, normal["top_k"])
+        if self.seed == -1:
+            normal["seed"] = None
         if self.allowed_token_ids is not None:
             normal["allowed_token_ids"] = _token_ids("allowed_token_ids", self.allowed_token_ids, 2**22)
             if not normal["allowed_token_ids"]:
                 raise RequestError("allowed_token_ids must name at least one token id.", "allowed_token_ids")
-        if self.truncate_prompt_tokens is not None:
-            cut = _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**63 - 1)
-            if cut == 0:
-                raise RequestError(
-                    "truncate_prompt_tokens must be at least 1, or -1 for the context limit, got 0.",
-                    "truncate_prompt_tokens",
-                )
-            normal["truncate_prompt_tokens"] = cut
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError(
+                "truncate_prompt_tokens must be at least 1, or -1 for the context limit, got 0.",
+                "truncate_prompt_tokens",
+            )
         if self.guided_decoding is not None:
             if self.structured_outputs is not None:
                 raise RequestError("Give structured_outputs or guided_decoding, not both.", "guided_decoding")
@@ -204,9 +216,8 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         _integer("beam_width", self.beam_width, 1, MAX_N)
         _integer("max_tokens", self.max_tokens, 1, 2**63 - 1)
-        _number("temperature", self.temperature, 0.0, 2.0)
-        # The bounds keep length ** length_penalty finite for any length.
-        _number("length_penalty", self.length_penalty, -16.0, 16.0)
+        _number("temperature", self.temperature, *NUMBERS["temperature"])
+        _number("length_penalty", self.length_penalty, *LENGTH_PENALTIES)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise RequestError(
                 f'early_stopping must be true, false or "never", got {_show(self.early_stopping)}.', "early_stopping"
@@ -274,7 +285,7 @@ def _token_ids(name: str, value: object, most: int) -> tuple[int, ...]:
         raise RequestError(f"{name} must be a list of token ids, got {_show(value)}.", name)
     if len(value) > most:
         raise RequestError(f"{name} may hold at most {most} token ids, got {len(value)}.", name)
-    return tuple(_integer(name, entry, 0, 2**31 - 1) for entry in value)
+    return tuple(_integer(name, entry, 0, MAX_TOKEN_ID) for entry in value)
 
 
 def _logit_bias(value: object) -> dict[int, float] | None:
@@ -288,5 +299,7 @@ def _logit_bias(value: object) -> dict[int, float] | None:
     for key, bias in value.items():
         # JSON has string keys only. Eleven digits hold any id: int() of a long string is quadratic.
         token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 11 else key
-        biases[_integer("logit_bias", token_id, 0, 2**31 - 1)] = _number("logit_bias", bias, -100.0, 100.0)
+        biases[_integer("logit_bias", token_id, 0, MAX_TOKEN_ID)] = _number(
+            "logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS
+        )
     return biases

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from octavo._version import __version__
 from octavo.errors import OctavoError
-from octavo.server import chat, completions, docs, embeddings, messages, models, operations, responses, tokens
+from octavo.server import (
+    chat,
+    completions,
+    docs,
+    embeddings,
+    messages,
+    models,
+    openapi,
+    operations,
+    responses,
+    tokens,
+)
 from octavo.server.auth import Authentication, read_keys
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, on_error, on_http_error
@@ -21,18 +33,17 @@ def create_app(context: ServerContext) -> FastAPI:
     """All routes of the server. Nothing here knows how the engine works."""
     config = context.config
     app = FastAPI(
-        title="octavo",
-        version=__version__,
-        description="An OpenAI-compatible server. Paths have no trailing slash.",
         docs_url=None,
         redoc_url=None,
         openapi_url=None if config.disable_docs else "/openapi.json",
         redirect_slashes=False,
     )
-    for routes in (completions, chat, responses, messages, embeddings, models, tokens, operations):
-        app.include_router(routes.router(context))
+    areas = (completions, chat, responses, messages, embeddings, models, tokens, operations)
+    routers = [area.router(context) for area in areas]
+    for routes in routers:
+        app.include_router(routes)
     if not config.disable_docs:
-        docs.describe(app)
+        app.openapi = cache(lambda: openapi.document(context, routers))  # type: ignore[method-assign]
         app.include_router(docs.router())
     for kind in (ApiError, OctavoError, Exception):
         app.add_exception_handler(kind, on_error)

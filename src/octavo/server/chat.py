@@ -13,9 +13,9 @@ from octavo.server.auth import tenant_of
 from octavo.server.chat_message import delta, finish_reason, message
 from octavo.server.context import Call, ServerContext
 from octavo.server.convert import chat_request, last_text
-from octavo.server.docs import takes
 from octavo.server.generation import Generation, UsageCount, raise_for_failure, split_failures
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
+from octavo.server.openapi import RUN, data_events, describes
 from octavo.server.reply import json_reply, stream_reply
 from octavo.server.streaming import TEXT, TextEvents, event, unless_client_leaves
 from octavo.server.wire import ChatRequest
@@ -26,7 +26,9 @@ from octavo.text.splitter import Reply, ReplyFormat
 def router(context: ServerContext) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", tags=["generate"], openapi_extra=takes(ChatRequest))
+    told = describes("ChatCompletion", ChatRequest, RUN, data_events("ChatCompletionChunk"))
+
+    @routes.post("/v1/chat/completions", tags=["generate"], openapi_extra=told)
     async def create_chat_completion(http: Request) -> Response:
         """Answers a conversation. With stream=true the reply is a stream of server-sent events."""
         body = await context.reader.read(http, ChatRequest)

@@ -13,9 +13,9 @@ from octavo.engine.request import Request as EngineRequest
 from octavo.server.auth import tenant_of
 from octavo.server.context import Call, ServerContext
 from octavo.server.convert import completion_requests
-from octavo.server.docs import takes
 from octavo.server.generation import Generation, UsageCount, raise_for_failure, split_failures
 from octavo.server.logprobs import CompletionLogprobs, prompt_logprobs
+from octavo.server.openapi import RUN, data_events, describes
 from octavo.server.reply import json_reply, stream_reply
 from octavo.server.streaming import TEXT, TextEvents, event, unless_client_leaves
 from octavo.server.wire import CompletionRequest
@@ -25,7 +25,9 @@ from octavo.text.tokenizer import Tokenizer
 def router(context: ServerContext) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/completions", tags=["generate"], openapi_extra=takes(CompletionRequest))
+    told = describes("Completion", CompletionRequest, RUN, data_events("CompletionChunk"))
+
+    @routes.post("/v1/completions", tags=["generate"], openapi_extra=told)
     async def create_completion(http: Request) -> Response:
         """Continues one prompt or several. With stream=true the reply is a stream of server-sent events."""
         body = await context.reader.read(http, CompletionRequest)

@@ -1,84 +1,9 @@
-"""/openapi.json with the wire forms in it, and /docs, one page that shows it without anything from the internet."""
+"""/docs: one page that shows /openapi.json without anything from the internet."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from fastapi import APIRouter, FastAPI
-from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from fastapi import APIRouter
 from starlette.responses import HTMLResponse
-
-from octavo.server.embeddings_wire import EmbeddingRequest
-from octavo.server.messages_wire import CountTokensRequest, MessagesRequest
-from octavo.server.responses_wire import ResponsesRequest
-from octavo.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-
-WIRE_MODELS = (
-    CompletionRequest,
-    ChatRequest,
-    ResponsesRequest,
-    MessagesRequest,
-    CountTokensRequest,
-    EmbeddingRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-)
-
-ERROR_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": "string", "nullable": True},
-                "code": {"type": "integer"},
-            },
-        }
-    },
-}
-
-
-ANTHROPIC_ERROR_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "error"},
-        "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
-    },
-}
-
-
-def takes(model: type[BaseModel], error_schema: str = "Error") -> dict[str, Any]:
-    """The OpenAPI entry of a route that reads its body itself."""
-    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-    error = {
-        "description": "Error",
-        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{error_schema}"}}},
-    }
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
-        "responses": {"4XX": error, "5XX": error},
-    }
-
-
-def describe(app: FastAPI) -> None:
-    """Gives the app an /openapi.json that knows the bodies of the routes that read them themselves."""
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            modes: list[Any] = [(model, "validation") for model in WIRE_MODELS]
-            _, definitions = models_json_schema(modes, ref_template="#/components/schemas/{model}")
-            schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            schemas.update(definitions["$defs"])
-            schemas |= {"Error": ERROR_SCHEMA, "AnthropicError": ANTHROPIC_ERROR_SCHEMA}
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def router() -> APIRouter:

@@ -15,9 +15,9 @@ from octavo.engine.request import Request as EngineRequest
 from octavo.server.auth import tenant_of
 from octavo.server.context import Call, ServerContext
 from octavo.server.convert import encode_prompt, split_prompts, standing
-from octavo.server.docs import takes
 from octavo.server.embeddings_wire import EmbeddingRequest
 from octavo.server.errors import bad_request, renamed
+from octavo.server.openapi import RUN, describes
 from octavo.server.reply import json_reply
 from octavo.server.service import Service
 from octavo.server.streaming import unless_client_leaves
@@ -28,7 +28,7 @@ MAX_INPUTS = 2048  # of one call, as OpenAI has it
 def router(context: ServerContext) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/embeddings", tags=["embed"], openapi_extra=takes(EmbeddingRequest))
+    @routes.post("/v1/embeddings", tags=["embed"], openapi_extra=describes("Embeddings", EmbeddingRequest, RUN))
     async def create_embeddings(http: Request) -> Response:
         """The vector of each input, of length 1."""
         body = await context.reader.read(http, EmbeddingRequest)

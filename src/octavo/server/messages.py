@@ -16,10 +16,10 @@ from octavo.engine.request import Request as EngineRequest
 from octavo.server.auth import tenant_of
 from octavo.server.context import Call, ServerContext
 from octavo.server.convert import chat_request, render_chat
-from octavo.server.docs import takes
 from octavo.server.errors import ApiError, anthropic_error_object, renamed
 from octavo.server.generation import Generation, raise_for_failure, split_failures
 from octavo.server.messages_wire import CountTokensRequest, MessagesRequest
+from octavo.server.openapi import BODY, RUN, describes, named_events
 from octavo.server.parts import Change, Part, Parts, is_json
 from octavo.server.reply import json_reply, stream_reply
 from octavo.server.streaming import event, unless_client_leaves
@@ -42,7 +42,9 @@ DELTAS = {
 def router(context: ServerContext) -> APIRouter:
     routes = APIRouter(tags=["generate"])
 
-    @routes.post("/v1/messages", openapi_extra=takes(MessagesRequest, "AnthropicError"))
+    told = describes("AnthropicMessage", MessagesRequest, RUN, named_events("AnthropicEvent"), "AnthropicError")
+
+    @routes.post("/v1/messages", openapi_extra=told)
     async def create_message(http: Request) -> Response:
         """Answers a conversation in Anthropic's shapes. With stream=true the reply is a stream of named events."""
         body = await context.reader.read(http, MessagesRequest)
@@ -60,7 +62,9 @@ def router(context: ServerContext) -> APIRouter:
         reply["usage"] = usage(request, whole.num_cached_tokens, len(output.token_ids))
         return json_reply(reply)
 
-    @routes.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokensRequest, "AnthropicError"))
+    told = describes("InputTokens", CountTokensRequest, BODY, error="AnthropicError")
+
+    @routes.post("/v1/messages/count_tokens", openapi_extra=told)
     async def count_tokens(http: Request) -> Response:
         """How many tokens the prompt of a message has."""
         body = await context.reader.read(http, CountTokensRequest)

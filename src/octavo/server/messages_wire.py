@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from octavo.server import wire_schema
 from octavo.server.body import checked
 from octavo.server.errors import bad_request
 from octavo.server.wire import (
+    EMPTY,
     REFUSED_ELSEWHERE,
     ChatRequest,
     FieldError,
     Messages,
+    Refused,
     RequestFields,
-    Texts,
+    Stop,
     ToolName,
     WireModel,
-    empty,
-    one_of,
 )
 
 # Chat's names of tool_choice by ours; one tool is named.
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-ToolChoice = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "type": "object",
-            "nullable": True,
-            "properties": {
-                "type": {"enum": [*TOOL_CHOICES, "tool"]},
-                "name": {"type": "string"},
-                "disable_parallel_tool_use": {"type": "boolean"},
-            },
-        }
-    ),
-]
+ToolChoice = Annotated[Any, WithJsonSchema(wire_schema.MESSAGES_TOOL_CHOICE)]
 
 
 class MessagesTool(WireModel):
-    refused: ClassVar[Mapping[str, Callable[[Any], bool]]] = {
-        "allowed_callers": one_of(["direct"]),
-        "defer_loading": one_of(False),
-        "input_examples": empty,
+    refused: ClassVar[Refused] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "input_examples": EMPTY,
     }
     name: ToolName
     description: str | None = None
@@ -82,26 +70,27 @@ class Thinking(WireModel):
 
 
 class OutputConfig(WireModel):
-    refused: ClassVar[Mapping[str, Callable[[Any], bool]]] = {"task_budget": one_of()}
+    refused: ClassVar[Refused] = {"task_budget": ()}
     effort: str | None = None
-    format: dict[str, Any] | None = None
+    format: Annotated[dict[str, Any] | None, WithJsonSchema(wire_schema.OUTPUT_FORMAT)] = None
 
 
 class CountTokensRequest(RequestFields):
     """POST /v1/messages/count_tokens."""
 
-    refused: ClassVar[Mapping[str, Callable[[Any], bool]]] = REFUSED_ELSEWHERE | {
-        "output_format": one_of(),
-        "container": one_of(),
-        "mcp_servers": empty,
-        "context_management": one_of(),
-        "diagnostics": one_of(),
-        "inference_geo": one_of(),
-        "service_tier": one_of("auto", "standard_only"),
-        "speed": one_of("standard"),
+    refused: ClassVar[Refused] = {
+        **REFUSED_ELSEWHERE,
+        "output_format": (),
+        "container": (),
+        "mcp_servers": EMPTY,
+        "context_management": (),
+        "diagnostics": (),
+        "inference_geo": (),
+        "service_tier": ("auto", "standard_only"),
+        "speed": ("standard",),
     }
-    messages: Messages
-    system: Any = None
+    messages: Annotated[Messages, WithJsonSchema(wire_schema.TURNS)]
+    system: Annotated[Any, WithJsonSchema(wire_schema.or_null(wire_schema.SYSTEM))] = None
     tools: list[MessagesTool] | None = Field(default=None, max_length=1024)
     tool_choice: ToolChoice = None
     thinking: Thinking | None = None
@@ -134,7 +123,7 @@ class MessagesRequest(CountTokensRequest):
     """POST /v1/messages."""
 
     max_tokens: int
-    stop_sequences: Texts = None
+    stop_sequences: Stop = None
 
     @model_validator(mode="after")
     def check_names(self) -> MessagesRequest:
@@ -268,6 +257,11 @@ def tool_call(block: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
-    content = block.get("content")
-    text = joined_text(content, f"{path}.content") if content else ""
+    """Chat has no word for a tool that failed, so that the text says it: the model is to know."""
+    content, failed = block.get("content"), block.get("is_error")
+    if not isinstance(failed, bool | None):
+        raise bad_request(f"{path}.is_error must be true or false.", f"{path}.is_error")
+    text = joined_text(content, f"{path}.content") if content not in (None, []) else ""
+    if failed:
+        text = f"Error: {text}" if text else "Error"
     return {"role": "tool", "tool_call_id": string(block, "tool_use_id", path), "content": text}

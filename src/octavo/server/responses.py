@@ -14,10 +14,10 @@ from octavo.engine.request import Request as EngineRequest
 from octavo.server.auth import tenant_of
 from octavo.server.context import Call, ServerContext
 from octavo.server.convert import chat_request
-from octavo.server.docs import takes
 from octavo.server.errors import ApiError, renamed
 from octavo.server.generation import Generation, raise_for_failure, split_failures
 from octavo.server.logprobs import chat_logprobs
+from octavo.server.openapi import RUN, describes, named_events
 from octavo.server.parts import Change, Part, Parts, is_json
 from octavo.server.reply import json_reply, stream_reply
 from octavo.server.responses_wire import ResponsesRequest
@@ -40,7 +40,9 @@ ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 def router(context: ServerContext) -> APIRouter:
     routes = APIRouter(tags=["generate"])
 
-    @routes.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
+    told = describes("Response", ResponsesRequest, RUN, named_events("ResponseEvent"))
+
+    @routes.post("/v1/responses", openapi_extra=told)
     async def create_response(http: Request) -> Response:
         """Answers a text or a conversation. With stream=true the reply is a stream of numbered, typed events."""
         body = await context.reader.read(http, ResponsesRequest)

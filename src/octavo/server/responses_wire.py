@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from octavo.server import wire_schema
 from octavo.server.body import checked
 from octavo.server.errors import bad_request
-from octavo.server.wire import (
-    MAX_MESSAGES,
-    REFUSED_ELSEWHERE,
-    ChatRequest,
-    FieldError,
-    FunctionTool,
-    RequestFields,
-    empty,
-    one_of,
-)
+from octavo.server.wire import EMPTY, REFUSED_ELSEWHERE, ChatRequest, FieldError, FunctionTool, Refused, RequestFields
+from octavo.server.wire_schema import MAX_MESSAGES
 
 LOGPROBS = "message.output_text.logprobs"
 # What may be asked to be included: nothing comes of the second, as items of reasoning tell it as it is.
@@ -27,25 +20,19 @@ INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 KEPT_NOWHERE = "{} is not possible: responses are not kept on this server. Send the whole conversation as input."
 
-Input = Annotated[
-    Any,
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}),
-]
-NAMED_FUNCTION = {"type": "object", "properties": {"type": {"const": "function"}, "name": {"type": "string"}}}
-ToolChoice = Annotated[
-    Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, NAMED_FUNCTION, {"type": "null"}]})
-]
+Input = Annotated[Any, WithJsonSchema(wire_schema.INPUT)]
+ToolChoice = Annotated[Any, WithJsonSchema(wire_schema.RESPONSES_TOOL_CHOICE)]
 TEXT_KINDS = ("input_text", "output_text", "text", "refusal")
 
 
 class ResponsesTool(FunctionTool):
     """A function as it is, where chat puts it one level deeper."""
 
-    refused: ClassVar[Mapping[str, Callable[[Any], bool]]] = {
-        "allowed_callers": one_of(["direct"]),
-        "async": one_of(False),
-        "defer_loading": one_of(False),
-        "output_schema": one_of(),
+    refused: ClassVar[Refused] = {
+        "allowed_callers": (["direct"],),
+        "async": (False,),
+        "defer_loading": (False,),
+        "output_schema": (),
     }
     type: Literal["function"]
 
@@ -65,18 +52,19 @@ class ResponsesTool(FunctionTool):
 class ResponsesRequest(RequestFields):
     """POST /v1/responses."""
 
-    refused: ClassVar[Mapping[str, Callable[[Any], bool]]] = REFUSED_ELSEWHERE | {
-        "background": one_of(False),
-        "max_tool_calls": one_of(),
-        "prompt": one_of(),
-        "service_tier": one_of("auto", "default"),
-        "stream_options": lambda value: value is None or value == {"include_obfuscation": False},
-        "prompt_cache_options": one_of(),
-        "prompt_cache_retention": one_of("in_memory"),
-        "moderation": one_of(),
-        "context_management": empty,
-        "access_programs": one_of(),
-        "image": one_of(),
+    refused: ClassVar[Refused] = {
+        **REFUSED_ELSEWHERE,
+        "background": (False,),
+        "max_tool_calls": (),
+        "prompt": (),
+        "service_tier": ("auto", "default"),
+        "stream_options": ({"include_obfuscation": False},),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": ("in_memory",),
+        "moderation": (),
+        "context_management": EMPTY,
+        "access_programs": (),
+        "image": (),
     }
     input: Input
     instructions: str | None = None

@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from octavo.server.context import ServerContext
 from octavo.server.convert import check_ids, encode_prompt, render_chat
-from octavo.server.docs import takes
 from octavo.server.errors import bad_request
 from octavo.server.logprobs import token_text
+from octavo.server.openapi import BODY, describes
 from octavo.server.reply import json_reply
 from octavo.server.service import Service
 from octavo.server.wire import DetokenizeRequest, TokenizeRequest
@@ -20,14 +20,14 @@ from octavo.server.wire import DetokenizeRequest, TokenizeRequest
 def router(context: ServerContext) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/tokenize", tags=["tokens"], openapi_extra=takes(TokenizeRequest))
+    @routes.post("/tokenize", tags=["tokens"], openapi_extra=describes("Tokens", TokenizeRequest, BODY))
     async def create_tokens(http: Request) -> Response:
         """Token ids of a prompt, or of messages by way of the chat template."""
         body = await context.reader.read(http, TokenizeRequest)
         context.model_name(body.model)
         return json_reply(await context.off_loop(body, tokenize, context.service, body))
 
-    @routes.post("/detokenize", tags=["tokens"], openapi_extra=takes(DetokenizeRequest))
+    @routes.post("/detokenize", tags=["tokens"], openapi_extra=describes("Text", DetokenizeRequest, BODY))
     async def create_text(http: Request) -> Response:
         """Text of token ids, control tokens included."""
         body = await context.reader.read(http, DetokenizeRequest)

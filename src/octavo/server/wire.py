@@ -2,59 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
-MAX_MESSAGES = 16384
+from octavo.server import wire_schema
+from octavo.server.wire_schema import MAX_MESSAGES
 
-TOKEN_IDS = {"type": "array", "items": {"type": "integer"}}
-TEXTS = {"type": "array", "items": {"type": "string"}}
-CONTENT = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "items": {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}},
-        },
-        {"type": "null"},
-    ]
-}
-ROLES = ["developer", "system", "user", "assistant", "tool", "function"]
-MESSAGES = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["role"],
-        "properties": {"role": {"enum": ROLES}, "content": CONTENT, "name": {"type": "string"}},
-    },
-}
+# Known fields that ask for something octavo does not do, and the values of them, beside null, that ask for nothing.
+Refused = Mapping[str, tuple[Any, ...]]
+
 # Lists whose entries `SamplingParams` checks, up to the first fault: a typed field would collect a million of them.
-TokenIds = Annotated[Any, WithJsonSchema({**TOKEN_IDS, "nullable": True})]
-Texts = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, {"type": "null"}]})]
-EarlyStopping = Annotated[Any, WithJsonSchema({"enum": [True, False, "never", None]})]
-Biases = Annotated[
-    Any, WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}, "nullable": True})
-]
+Prompt = Annotated[Any, WithJsonSchema(wire_schema.PROMPT)]
+Stop = Annotated[Any, WithJsonSchema(wire_schema.STOP)]
+BadWords = Annotated[Any, WithJsonSchema(wire_schema.BAD_WORDS)]
+StopTokenIds = Annotated[Any, WithJsonSchema(wire_schema.STOP_TOKEN_IDS)]
+AllowedTokenIds = Annotated[Any, WithJsonSchema(wire_schema.ALLOWED_TOKEN_IDS)]
+Biases = Annotated[Any, WithJsonSchema(wire_schema.LOGIT_BIAS)]
+EarlyStopping = Annotated[Any, WithJsonSchema(wire_schema.EARLY_STOPPING)]
 # `server/structured.py` checks these.
-Constraint = Annotated[Any, WithJsonSchema({"type": "object", "nullable": True})]
-Schema = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]})]
-NAMED_FUNCTION = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {"type": "object", "properties": {"name": {"type": "string"}}},
-    },
-}
-ToolChoice = Annotated[
-    Any, WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, NAMED_FUNCTION, {"type": "null"}]})
-]
-Prompt = Annotated[
-    Any,
-    WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, TOKEN_IDS, {"type": "array", "items": TOKEN_IDS}]}),
-]
+ResponseFormat = Annotated[Any, WithJsonSchema(wire_schema.RESPONSE_FORMAT)]
+StructuredOutputs = Annotated[Any, WithJsonSchema(wire_schema.STRUCTURED_OUTPUTS)]
+GuidedJson = Annotated[Any, WithJsonSchema(wire_schema.or_null(wire_schema.JSON_SCHEMA))]
+GuidedChoice = Annotated[Any, WithJsonSchema(wire_schema.or_null(wire_schema.CHOICES))]
+ToolChoice = Annotated[Any, WithJsonSchema(wire_schema.TOOL_CHOICE)]
+Truncate = Annotated[int | None, WithJsonSchema(wire_schema.TRUNCATE)]
 
 
 def _few_enough(value: Any) -> Any:
@@ -65,72 +47,69 @@ def _few_enough(value: Any) -> Any:
 
 
 # The chat template's own check names messages[i].field, for every way in; here only the count is bounded.
-Messages = Annotated[Any, BeforeValidator(_few_enough), WithJsonSchema(MESSAGES)]
+Messages = Annotated[Any, BeforeValidator(_few_enough), WithJsonSchema(wire_schema.MESSAGES)]
 
 
-def empty(value: Any) -> bool:
-    return value in (None, False, [], {}, "")
+EMPTY: tuple[Any, ...] = (False, [], {}, "")
 
-
-def one_of(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: value is None or (type(value) in {type(v) for v in values} and value in values)
-
-
-# Known fields that ask for something octavo does not do (yet), and the values of them that ask for nothing.
-REFUSED: dict[str, Callable[[Any], bool]] = {
-    "guided_decoding_backend": one_of("auto", "guidance"),
-    "suffix": empty,
-    "functions": empty,
-    "function_call": one_of("none"),
-    "audio": one_of(),
-    "modalities": one_of(["text"]),
-    "web_search_options": one_of(),
-    "logprob_token_ids": empty,
-    "thinking_token_budget": one_of(),
-    "logits_processors": empty,
-    "vllm_xargs": empty,
-    "kv_transfer_params": empty,
-    "prompt_embeds": one_of(),
-    "mm_processor_kwargs": empty,
-    "media_io_kwargs": empty,
-    "repetition_detection": one_of(),
-    "stream_interval": one_of(1),
-    "truncation_side": one_of("left"),
-    "chat_template": one_of(),
-    "lora_request": one_of(),
+REFUSED: Refused = {
+    "guided_decoding_backend": (
+        "auto",
+        "guidance",
+    ),
+    "suffix": EMPTY,
+    "functions": EMPTY,
+    "function_call": ("none",),
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+    "logprob_token_ids": EMPTY,
+    "thinking_token_budget": (),
+    "logits_processors": EMPTY,
+    "vllm_xargs": EMPTY,
+    "kv_transfer_params": EMPTY,
+    "prompt_embeds": (),
+    "mm_processor_kwargs": EMPTY,
+    "media_io_kwargs": EMPTY,
+    "repetition_detection": (),
+    "stream_interval": (1,),
+    "truncation_side": ("left",),
+    "chat_template": (),
+    "lora_request": (),
 }
 
 INSTEAD = {"functions": "tools", "function_call": "tool_choice"}  # the names that OpenAI replaced them by
 
 
 # What completions and chat take beyond other routes, which answer with one sequence and its text.
-REFUSED_ELSEWHERE: dict[str, Callable[[Any], bool]] = REFUSED | {
-    "n": one_of(1),
-    "best_of": one_of(1),
-    "use_beam_search": one_of(False),
-    "prompt_logprobs": one_of(),
-    "return_token_ids": one_of(False),
-    "return_tokens_as_token_ids": one_of(False),
-    "echo": one_of(False),
-    "length_penalty": one_of(1.0, 1),
-    "early_stopping": one_of(False),
-    "logprobs": one_of(False),
-    "top_logprobs": one_of(0),
-    "response_format": one_of({"type": "text"}),
-    "structured_outputs": one_of(),
-    "guided_json": one_of(),
-    "guided_regex": one_of(),
-    "guided_choice": one_of(),
-    "guided_grammar": one_of(),
-    "guided_json_object": one_of(False),
-    "guided_whitespace_pattern": one_of(),
-    "add_generation_prompt": one_of(True),
-    "continue_final_message": one_of(False),
-    "chat_template_kwargs": empty,
-    "documents": empty,
-    "reasoning_effort": one_of(),
-    "include_reasoning": one_of(True),
-    "parallel_tool_calls": one_of(True),
+REFUSED_ELSEWHERE: Refused = {
+    **REFUSED,
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "echo": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "guided_whitespace_pattern": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": EMPTY,
+    "documents": EMPTY,
+    "reasoning_effort": (),
+    "include_reasoning": (True,),
+    "parallel_tool_calls": (True,),
 }
 
 
@@ -139,7 +118,7 @@ class WireModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
     _num_bytes: int = PrivateAttr(0)
-    refused: ClassVar[Mapping[str, Callable[[Any], bool]]] = REFUSED
+    refused: ClassVar[Refused] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -150,14 +129,25 @@ class WireModel(BaseModel):
     def num_bytes(self, value: int) -> None:
         self._num_bytes = value
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        wire_schema.refine(handler.resolve_ref_schema(schema), cls.refused)
+        return schema
+
     @model_validator(mode="after")
     def refuse_what_is_not_built(self) -> WireModel:
         for name, value in (self.model_extra or {}).items():
-            asks_nothing = self.refused.get(name)
-            if asks_nothing is not None and not asks_nothing(value):
+            if name in self.refused and value is not None and not is_among(value, self.refused[name]):
                 advice = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
                 raise FieldError(name, f"{name} is not supported{' yet' * (name not in INSTEAD)}; {advice}.")
         return self
+
+
+def is_among(value: Any, values: tuple[Any, ...]) -> bool:
+    """By JSON's notion of equality: true is not 1, but 1.0 is."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return any(value == one and (type(value) is type(one) or (number and type(one) is not bool)) for one in values)
 
 
 class FieldError(ValueError):
@@ -176,6 +166,7 @@ class StreamOptions(WireModel):
 class CallerFields(WireModel):
     """Who asks for which model, and how the request stands beside others: the same on every route that runs it."""
 
+    refused: ClassVar[Refused] = REFUSED
     model: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -196,15 +187,15 @@ class RequestFields(CallerFields):
     repetition_penalty: float | None = None
     logit_bias: Biases = None
     seed: int | None = None
-    stop_token_ids: TokenIds = None
-    bad_words: Texts = None
-    allowed_token_ids: TokenIds = None
+    stop_token_ids: StopTokenIds = None
+    bad_words: BadWords = None
+    allowed_token_ids: AllowedTokenIds = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Truncate = None
     stream: bool | None = None
 
     def shared(self) -> dict[str, Any]:
@@ -220,7 +211,7 @@ class SamplingFields(RequestFields):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: EarlyStopping = None
-    stop: Texts = None
+    stop: Stop = None
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
@@ -228,11 +219,11 @@ class SamplingFields(RequestFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     echo: bool | None = None
-    response_format: Constraint = None
-    structured_outputs: Constraint = None
-    guided_json: Schema = None
+    response_format: ResponseFormat = None
+    structured_outputs: StructuredOutputs = None
+    guided_json: GuidedJson = None
     guided_regex: str | None = None
-    guided_choice: Texts = None
+    guided_choice: GuidedChoice = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None
@@ -264,12 +255,16 @@ class SamplingFields(RequestFields):
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    refused: ClassVar[Mapping[str, Callable[[Any], bool]]] = REFUSED | {
-        "messages": one_of(),
-        "tools": empty,
-        "tool_choice": one_of("auto", "none"),
+    refused: ClassVar[Refused] = {
+        **REFUSED,
+        "messages": (),
+        "tools": EMPTY,
+        "tool_choice": (
+            "auto",
+            "none",
+        ),
     }
-    prompt: Prompt = None
+    prompt: Prompt
     logprobs: int | None = None
 
 
@@ -331,6 +326,7 @@ class ChatRequest(ChatFields, SamplingFields):
 class TokenizeRequest(WireModel):
     """POST /tokenize: a prompt, or messages that the chat template renders."""
 
+    refused: ClassVar[Refused] = REFUSED
     model: str | None = None
     prompt: str | None = None
     messages: Messages = None
@@ -357,5 +353,6 @@ class TokenizeRequest(WireModel):
 class DetokenizeRequest(WireModel):
     """POST /detokenize."""
 
+    refused: ClassVar[Refused] = REFUSED
     model: str | None = None
-    tokens: TokenIds
+    tokens: Annotated[Any, WithJsonSchema(wire_schema.list_of(wire_schema.TOKEN_ID))]
