@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from tests.judges import amx, avx512, grammar, kv_cache, live, neon, parity, vnni
+from tests.judges import amx, avx512, grammar, kv_cache, live, neon, openapi, parity, vnni
 from tests.judges.report import write_result
 
 JUDGES = {
@@ -15,6 +15,7 @@ JUDGES = {
     "kv-cache": kv_cache,
     "neon": neon,
     "parity": parity,
+    "schemathesis": openapi,
     "tiny": live,
     "vnni": vnni,
 }
@@ -27,7 +28,11 @@ def main() -> int:
     parser.add_argument("--model", nargs="*", help="parity, kv-cache: short names of models.")
     parser.add_argument("--dtype", nargs="*", default=["auto", "float32"], help="parity: what octavo computes in.")
     parser.add_argument("--reference", metavar="FOLDER", help="parity: where the oracle's logits are, or are kept.")
-    parser.add_argument("--seed", type=int, help="tiny: of the weights; grammar: of the schemas.")
+    parser.add_argument(
+        "--seed", type=int, help="tiny: of the weights; grammar: of the schemas; schemathesis: of the cases."
+    )
+    parser.add_argument("--schemathesis", metavar="PYTHON", help="An interpreter with schemathesis 4.")
+    parser.add_argument("--examples", type=int, default=1500, help="schemathesis: cases of each route, and more.")
     options = parser.parse_args()
     judge = JUDGES[options.name]
     start = time.monotonic()

@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATHS = {"--oracle": "PYTHON", "--reference": "FOLDER"}  # options whose values are places on one machine
+PATHS = {
+    "--oracle": "PYTHON",
+    "--reference": "FOLDER",
+    "--schemathesis": "PYTHON",
+}  # options whose values are places on one machine
 DOCUMENT = ROOT / "docs" / "judges.md"
 HEADER = """# Judges
 
 Checks that are too long, or need too much, to run on every change. `scripts/judge NAME` runs one and replaces its part
 of this page. `parity` and `tiny` need an interpreter with torch and transformers for the other side: `--oracle PYTHON`.
+`schemathesis` needs one that has schemathesis 4 from PyPI, its own if you like: `--schemathesis PYTHON`.
 `vnni`, `avx512`, `amx` and `neon` need an emulator where the processor lacks the instructions:
 [emulation.md](emulation.md).
 """

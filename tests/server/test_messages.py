@@ -13,6 +13,8 @@ from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 from server_world import World, strict, wait_until
 
+from octavo.server import messages_wire
+
 URL = "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]
 # The template ends the prompt with a line feed, whose successor is a quote.
@@ -145,6 +147,23 @@ def test_blocks_turns_and_system_are_the_conversation_they_say(world: World) -> 
     assert count(world, rounds) > count(world, USER)
 
 
+@pytest.mark.parametrize(
+    ("content", "text"), [("no such file", "Error: no such file"), ([], "Error"), (None, "Error"), ("", "Error")]
+)
+def test_a_tool_that_failed_says_so_to_the_model(world: World, content: Any, text: str) -> None:
+    """Chat templates have no word for it."""
+
+    def results(**fields: Any) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", **fields}]}]
+
+    plain = messages_wire.chat_messages(None, results(content=content))
+    failed = messages_wire.chat_messages(None, results(content=content, is_error=True))
+    assert [message["content"] for message in plain] == [content or ""]
+    assert [message["content"] for message in failed] == [text]
+    assert count(world, results(content=content, is_error=True)) == count(world, results(content=text))
+    assert count(world, results(content=content, is_error=False)) == count(world, results(content=content))
+
+
 def test_a_last_turn_of_the_assistant_goes_on(world: World) -> None:
     begun = [*USER, {"role": "assistant", "content": "abc"}]
     body: Any = {"add_generation_prompt": False, "continue_final_message": True}
@@ -177,6 +196,8 @@ def refused(status: int, reply: dict[str, Any], expected: int = 400) -> str:
         ("stop", ["x"]),
         ("messages", [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {}}]}]),
         ("messages", [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": 0}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": 1}]}]),
         ("messages", [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]),
         ("messages", [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]),
         ("tools[0].type", [{"type": "bash_20250124", "name": "bash"}]),

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from octavo.server.wire import CallerFields, FieldError, Prompt
+from octavo.server.refused import OF_TEMPLATES, REFUSED, Refused
+from octavo.server.wire import CallerFields, FieldError, Integer, Prompt, Truncate
 
 
 class EmbeddingRequest(CallerFields):
     """POST /v1/embeddings."""
 
-    input: Prompt = None
+    refused: ClassVar[Refused] = {**REFUSED, **OF_TEMPLATES, "add_generation_prompt": (False,)}
+    input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    dimensions: Integer | None = None
     use_activation: bool | None = None
     embed_dtype: Literal["float32"] | None = None
     endianness: Literal["native", "little"] | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Truncate = None
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")

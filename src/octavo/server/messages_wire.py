@@ -10,13 +10,12 @@ from pydantic import Field, WithJsonSchema, model_validator
 from octavo.server import wire_schema
 from octavo.server.body import checked
 from octavo.server.errors import bad_request
+from octavo.server.refused import EMPTY, REFUSED_ELSEWHERE, Refused
 from octavo.server.wire import (
-    EMPTY,
-    REFUSED_ELSEWHERE,
     ChatRequest,
     FieldError,
+    Integer,
     Messages,
-    Refused,
     RequestFields,
     Stop,
     ToolName,
@@ -82,6 +81,13 @@ class CountTokensRequest(RequestFields):
         **REFUSED_ELSEWHERE,
         "output_format": (),
         "container": (),
+        "thread": (),
+        "compaction": (),
+        "fallbacks": EMPTY,
+        "fallback_credit_token": (),
+        "billing_policy": (),
+        "user_profile_id": (),
+        "workspace_id": (),
         "mcp_servers": EMPTY,
         "context_management": (),
         "diagnostics": (),
@@ -122,7 +128,7 @@ class CountTokensRequest(RequestFields):
 class MessagesRequest(CountTokensRequest):
     """POST /v1/messages."""
 
-    max_tokens: int
+    max_tokens: Integer
     stop_sequences: Stop = None
 
     @model_validator(mode="after")

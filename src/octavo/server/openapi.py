@@ -18,7 +18,7 @@ from octavo.server.embeddings_wire import EmbeddingRequest
 from octavo.server.messages_wire import CountTokensRequest, MessagesRequest
 from octavo.server.responses_wire import ResponsesRequest
 from octavo.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from octavo.server.wire_schema import TEXT, TOKEN_ID, Schema, object_of
+from octavo.server.wire_schema import NULL, TEXT, TOKEN_ID, Schema, object_of
 
 WIRE_MODELS = (
     CompletionRequest,
@@ -110,6 +110,12 @@ def document(context: ServerContext, routers: Iterable[APIRouter]) -> dict[str, 
             part["maximum"] = service.tokenizer.vocab_size - 1
     for model in WIRE_MODELS:
         schemas[model.__name__]["properties"]["model"] = {"enum": [None, *service.model_names]}
+    nested, size = service.embedding.nested, service.embedding.size
+    schemas["EmbeddingRequest"]["properties"]["dimensions"] = {
+        "anyOf": [{"type": "integer", "minimum": 1, "maximum": size}, NULL]
+        if nested is None
+        else [{"enum": [None, *sorted(nested)]}]
+    }
     described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {

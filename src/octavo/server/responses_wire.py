@@ -11,13 +11,16 @@ from pydantic import Field, WithJsonSchema, model_validator
 from octavo.server import wire_schema
 from octavo.server.body import checked
 from octavo.server.errors import bad_request
-from octavo.server.wire import EMPTY, REFUSED_ELSEWHERE, ChatRequest, FieldError, FunctionTool, Refused, RequestFields
-from octavo.server.wire_schema import MAX_MESSAGES
+from octavo.server.refused import EMPTY, REFUSED_ELSEWHERE, Refused
+from octavo.server.wire import (
+    ChatRequest,
+    FieldError,
+    FunctionTool,
+    Integer,
+    RequestFields,
+)
+from octavo.server.wire_schema import EFFORTS, INCLUDABLE, LOGPROBS, MAX_MESSAGES
 
-LOGPROBS = "message.output_text.logprobs"
-# What may be asked to be included: nothing comes of the second, as items of reasoning tell it as it is.
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 KEPT_NOWHERE = "{} is not possible: responses are not kept on this server. Send the whole conversation as input."
 
 Input = Annotated[Any, WithJsonSchema(wire_schema.INPUT)]
@@ -55,6 +58,7 @@ class ResponsesRequest(RequestFields):
     refused: ClassVar[Refused] = {
         **REFUSED_ELSEWHERE,
         "background": (False,),
+        "background_options": (),
         "max_tool_calls": (),
         "prompt": (),
         "service_tier": ("auto", "default"),
@@ -68,18 +72,18 @@ class ResponsesRequest(RequestFields):
     }
     input: Input
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: Integer | None = None
+    text: Annotated[dict[str, Any] | None, WithJsonSchema(wire_schema.TEXT_OPTIONS)] = None
+    reasoning: Annotated[dict[str, Any] | None, WithJsonSchema(wire_schema.REASONING)] = None
+    include: Annotated[list[str] | None, WithJsonSchema(wire_schema.INCLUDE)] = None
+    top_logprobs: Integer | None = None
     metadata: dict[str, str] | None = None
     tools: list[ResponsesTool] | None = Field(default=None, max_length=1024)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
-    store: bool | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
+    store: Annotated[bool | None, WithJsonSchema({"enum": [False, None]})] = None
+    previous_response_id: Annotated[str | None, WithJsonSchema(wire_schema.NULL)] = None
+    conversation: Annotated[Any, WithJsonSchema(wire_schema.NULL)] = None
     truncation: Literal["disabled"] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None

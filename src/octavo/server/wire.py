@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -17,11 +16,16 @@ from pydantic import (
 )
 
 from octavo.server import wire_schema
+from octavo.server.refused import EMPTY, INSTEAD, OF_TEMPLATES, REFUSED, Refused, is_among
 from octavo.server.wire_schema import MAX_MESSAGES
 
-# Known fields that ask for something octavo does not do, and the values of them, beside null, that ask for nothing.
-Refused = Mapping[str, tuple[Any, ...]]
 
+def _whole(value: Any) -> Any:
+    """JSON has one kind of numbers, and some clients write whole ones as 1.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_whole)]
 # Lists whose entries `SamplingParams` checks, up to the first fault: a typed field would collect a million of them.
 Prompt = Annotated[Any, WithJsonSchema(wire_schema.PROMPT)]
 Stop = Annotated[Any, WithJsonSchema(wire_schema.STOP)]
@@ -36,7 +40,7 @@ StructuredOutputs = Annotated[Any, WithJsonSchema(wire_schema.STRUCTURED_OUTPUTS
 GuidedJson = Annotated[Any, WithJsonSchema(wire_schema.or_null(wire_schema.JSON_SCHEMA))]
 GuidedChoice = Annotated[Any, WithJsonSchema(wire_schema.or_null(wire_schema.CHOICES))]
 ToolChoice = Annotated[Any, WithJsonSchema(wire_schema.TOOL_CHOICE)]
-Truncate = Annotated[int | None, WithJsonSchema(wire_schema.TRUNCATE)]
+Truncate = Annotated[Integer | None, WithJsonSchema(wire_schema.TRUNCATE)]
 
 
 def _few_enough(value: Any) -> Any:
@@ -48,69 +52,6 @@ def _few_enough(value: Any) -> Any:
 
 # The chat template's own check names messages[i].field, for every way in; here only the count is bounded.
 Messages = Annotated[Any, BeforeValidator(_few_enough), WithJsonSchema(wire_schema.MESSAGES)]
-
-
-EMPTY: tuple[Any, ...] = (False, [], {}, "")
-
-REFUSED: Refused = {
-    "guided_decoding_backend": (
-        "auto",
-        "guidance",
-    ),
-    "suffix": EMPTY,
-    "functions": EMPTY,
-    "function_call": ("none",),
-    "audio": (),
-    "modalities": (["text"],),
-    "web_search_options": (),
-    "logprob_token_ids": EMPTY,
-    "thinking_token_budget": (),
-    "logits_processors": EMPTY,
-    "vllm_xargs": EMPTY,
-    "kv_transfer_params": EMPTY,
-    "prompt_embeds": (),
-    "mm_processor_kwargs": EMPTY,
-    "media_io_kwargs": EMPTY,
-    "repetition_detection": (),
-    "stream_interval": (1,),
-    "truncation_side": ("left",),
-    "chat_template": (),
-    "lora_request": (),
-}
-
-INSTEAD = {"functions": "tools", "function_call": "tool_choice"}  # the names that OpenAI replaced them by
-
-
-# What completions and chat take beyond other routes, which answer with one sequence and its text.
-REFUSED_ELSEWHERE: Refused = {
-    **REFUSED,
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "prompt_logprobs": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "echo": (False,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json_object": (False,),
-    "guided_whitespace_pattern": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template_kwargs": EMPTY,
-    "documents": EMPTY,
-    "reasoning_effort": (),
-    "include_reasoning": (True,),
-    "parallel_tool_calls": (True,),
-}
 
 
 class WireModel(BaseModel):
@@ -144,12 +85,6 @@ class WireModel(BaseModel):
         return self
 
 
-def is_among(value: Any, values: tuple[Any, ...]) -> bool:
-    """By JSON's notion of equality: true is not 1, but 1.0 is."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return any(value == one and (type(value) is type(one) or (number and type(one) is not bool)) for one in values)
-
-
 class FieldError(ValueError):
     """A fault that a whole-model check found, with the field it is to be reported under."""
 
@@ -159,6 +94,7 @@ class FieldError(ValueError):
 
 
 class StreamOptions(WireModel):
+    refused: ClassVar[Refused] = {"include_obfuscation": (False,)}
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -168,7 +104,7 @@ class CallerFields(WireModel):
 
     refused: ClassVar[Refused] = REFUSED
     model: str | None = None
-    priority: int | None = None
+    priority: Integer | None = None
     cache_salt: str | None = None
     timeout: float | None = None
     user: str | None = None
@@ -180,19 +116,19 @@ class RequestFields(CallerFields):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Biases = None
-    seed: int | None = None
+    seed: Integer | None = None
     stop_token_ids: StopTokenIds = None
     bad_words: BadWords = None
     allowed_token_ids: AllowedTokenIds = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: Integer | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Truncate = None
@@ -206,14 +142,14 @@ class RequestFields(CallerFields):
 class SamplingFields(RequestFields):
     """What completions and chat share beyond that."""
 
-    n: int | None = None
-    best_of: int | None = None
+    n: Integer | None = None
+    best_of: Integer | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: EarlyStopping = None
     stop: Stop = None
-    max_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: Integer | None = None
+    prompt_logprobs: Integer | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -257,6 +193,7 @@ class CompletionRequest(SamplingFields):
 
     refused: ClassVar[Refused] = {
         **REFUSED,
+        **OF_TEMPLATES,
         "messages": (),
         "tools": EMPTY,
         "tool_choice": (
@@ -265,7 +202,7 @@ class CompletionRequest(SamplingFields):
         ),
     }
     prompt: Prompt
-    logprobs: int | None = None
+    logprobs: Integer | None = None
 
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:/-]+$")]
@@ -307,12 +244,26 @@ class ChatFields(WireModel):
 class ChatRequest(ChatFields, SamplingFields):
     """POST /v1/chat/completions."""
 
+    refused: ClassVar[Refused] = {
+        **REFUSED,
+        "store": (False,),
+        "prediction": (),
+        "verbosity": ("medium",),
+        "moderation": (),
+        "service_tier": ("auto", "default"),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": ("in_memory",),
+    }
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
+    top_logprobs: Integer | None = None
+    max_completion_tokens: Integer | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    # Labels, of which nothing comes: prefixes are found by what they hold.
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
     @model_validator(mode="after")
     def check_chat(self) -> ChatRequest:
@@ -326,6 +277,7 @@ class ChatRequest(ChatFields, SamplingFields):
 class TokenizeRequest(WireModel):
     """POST /tokenize: a prompt, or messages that the chat template renders."""
 
+    model_config = ConfigDict(json_schema_extra=wire_schema.either("prompt", "messages"))
     refused: ClassVar[Refused] = REFUSED
     model: str | None = None
     prompt: str | None = None

@@ -46,6 +46,19 @@ def kind_of(kind: str, **fields: Schema) -> Schema:
     return object_of({"type": {"const": kind}, **fields})
 
 
+def either(*names: str) -> Schema:
+    """One of these fields, which are never null, and null or nothing in the others."""
+    return {
+        "oneOf": [
+            {
+                "required": [name],
+                "properties": {name: {"not": NULL}} | {other: NULL for other in names if other != name},
+            }
+            for name in names
+        ]
+    }
+
+
 # The document of a server bounds what has this title by the vocabulary of its model.
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "title": "Token id"}
 TOKEN_IDS = list_of(TOKEN_ID, 1)
@@ -110,13 +123,18 @@ PART: Schema = {"anyOf": [
 ]}  # fmt: skip
 CONTENT: Schema = {"anyOf": [TEXT, list_of(PART)]}
 CALLS = list_of(object_of({"function": object_of({"name": TEXT}, arguments=or_null(TEXT, OBJECT))}), 1)
+_KEYS = {key: or_null(TEXT) for key in ("name", "tool_call_id", "refusal", "reasoning", "reasoning_content")}
 ASSISTANT: Schema = {"const": "assistant"}
 MESSAGES = list_of(
     {
         "anyOf": [
-            object_of({"role": {"enum": ROLES}, "content": CONTENT}),
-            object_of({"role": ASSISTANT, "tool_calls": CALLS}, content=or_null(CONTENT)),
-            object_of({"role": ASSISTANT, "reasoning": {"type": "string", "minLength": 1}}, content=or_null(CONTENT)),
+            object_of({"role": {"enum": ROLES}, "content": CONTENT}, **_KEYS),
+            object_of({"role": ASSISTANT, "tool_calls": CALLS}, content=or_null(CONTENT), **_KEYS),
+            object_of(
+                {"role": ASSISTANT, "reasoning": {"type": "string", "minLength": 1}},
+                content=or_null(CONTENT),
+                **{key: schema for key, schema in _KEYS.items() if key != "reasoning"},
+            ),
         ]
     },
     1,
@@ -152,6 +170,14 @@ TEXT_FORMATS = or_null(
     kind_of("json_object"),
     object_of({"type": {"const": "json_schema"}, "name": TEXT, "schema": OBJECT}, strict=_BOOLEAN_OR_NULL),
 )
+
+LOGPROBS = "message.output_text.logprobs"
+# What may be asked to be included: nothing comes of the second, as items of reasoning tell it as it is.
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+INCLUDE = or_null(list_of({"enum": list(INCLUDABLE)}))
+TEXT_OPTIONS = or_null(object_of({}, format=TEXT_FORMATS, verbosity={"enum": ["medium", None]}))
+REASONING = or_null(object_of({}, effort={"enum": [*EFFORTS, None]}, summary={"enum": ["auto", None]}))
 
 # Of Anthropic's messages.
 _TEXT_BLOCK = kind_of("text", text=TEXT)

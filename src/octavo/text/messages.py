@@ -14,6 +14,7 @@ REASONING_KEYS = ("reasoning", "reasoning_content", "thinking")
 KNOWN_KEYS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", *REASONING_KEYS)
 )
+TEXT_KEYS = frozenset(("name", "tool_call_id", "refusal", *REASONING_KEYS))
 TEXT_PARTS = ("text", "input_text", "output_text")
 MAX_DEPTH = 64
 
@@ -68,6 +69,9 @@ def _message(message: Any, path: str) -> Message:
         logger.debug("ignored in %s: %s", path, ", ".join(unknown))
     # A null is as good as absent: templates test for a key by its name alone.
     checked: Message = {key: value for key, value in message.items() if key in KNOWN_KEYS and value is not None}
+    for key in TEXT_KEYS & checked.keys():
+        if not isinstance(checked[key], str):
+            raise RequestError(f"{path}.{key} must be a string, not {_kind(checked[key])}", f"{path}.{key}")
     checked["content"] = _content(message, role, path)
     for ours, theirs in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
         # Two names of one thing: clients send what they got, templates ask for theirs.

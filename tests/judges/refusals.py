@@ -1,0 +1,42 @@
+"""Why a body that keeps to its schema may be refused: what no schema can state."""
+
+from __future__ import annotations
+
+import re
+
+REASONS = {
+    "what fields ask of one another": [
+        r"\w+ needs (\w+=true|include to hold .*|tools|guided_json or guided_json_object)[.:]",
+        r"cannot be (combined|streamed|both true)|cannot both be true|not both|give one of them|constrain the output",
+        r"continue_final_message needs a last message of role assistant",
+        r"tool_choice (names|asks for a call)|include cannot hold .* where tools may be called",
+        r"(min_tokens must not exceed max_tokens|best_of must be at least n)=",
+        r"exceeds? the limit of \d+ sequences",
+        r"A beam search (has a width of at least|of width|ends at up to)",
+        r"is the name of an earlier tool",
+        r"leaves? (nothing|no token) to (sample|generate)|allows no token",
+    ],
+    "that a number is written as 1.0, which JSON Schema takes for an integer, in a list of token ids": [
+        r"must be a token id, a whole number",
+        r"^(stop_token_ids|allowed_token_ids) must be an integer, got \d+\.0\.",
+    ],
+    "what a text comes to in tokens": [
+        r"This model's maximum context length is \d+ tokens",
+        r"The KV cache holds \d+ tokens",
+        r"The prompt has no tokens",
+        r"holds token id \d+, but the vocabulary has \d+ tokens",
+        r"bad_words",
+    ],
+    "that a model has no vectors of prompts at all": [r"This model makes no vectors"],
+    "what a chat template takes": [r"chat_template_kwargs|documents|template"],
+    "languages of their own: JSON schemas, regular expressions, grammars": [
+        r"^(response_format|structured_outputs|guided_\w+|tools|text\.format|output_config\.format)\b",
+        r"tools\[\d+\]\.(function\.parameters|input_schema|parameters)\b",
+    ],
+    "JSON within a string": [r"arguments must be a JSON object"],
+}
+
+
+def reason_of(message: str) -> str | None:
+    """Which of the reasons a message of a refusal gives."""
+    return next((name for name, texts in REASONS.items() if any(re.search(text, message) for text in texts)), None)
