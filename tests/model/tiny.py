@@ -204,6 +204,7 @@ def tokenizer() -> dict[str, Any]:
     """
     letters = byte_letters()
     vocab = {letters[byte]: byte for byte in range(256)}
+    vocab |= {token: 256 + i for i, token in enumerate(SPECIAL_TOKENS)}  # else `tokenizers` gives them new ids
     vocab |= {f"filler{i}": i for i in range(259, BASE["vocab_size"])}
     return {
         "version": "1.0",

@@ -51,15 +51,20 @@ class Document:
         kind = reply.headers["content-type"].partition(";")[0]
         schema = answer["content"][kind]["schema"]
         if kind == "text/event-stream":
-            events = [self._event(text) for text in reply.text.split("\n\n") if text]
+            events = self._events(reply)
             assert events
             for event in events:
                 self._check_event(schema, event)
         elif kind == "application/json":
             assert not (found := self.faults(schema, reply.json())), (path, found, reply.text[:500])
 
-    def _event(self, text: str) -> dict[str, str]:
-        return dict(line.split(": ", 1) for line in text.split("\n"))  # type: ignore[arg-type]
+    def data_of(self, reply: httpx.Response) -> list[str]:
+        """The JSON of each event of a stream."""
+        return [event["data"] for event in self._events(reply) if event["data"] != "[DONE]"]
+
+    def _events(self, reply: httpx.Response) -> list[dict[str, str]]:
+        texts = filter(None, reply.text.split("\n\n"))
+        return [dict(line.split(": ", 1) for line in text.split("\n")) for text in texts]  # type: ignore[misc]
 
     def _check_event(self, schema: dict[str, Any], event: dict[str, str]) -> None:
         assert not self.faults(schema, event)
