@@ -78,7 +78,15 @@ def examine(url: str, folder: Path, options: argparse.Namespace, seed: int) -> d
     config.write_text(CONFIG)
     command = [options.schemathesis or sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
     command += [f"{url}/openapi.json", "--header", f"Authorization: Bearer {KEY}", "--seed", str(seed)]
-    command += ["--max-examples", str(options.examples), "--workers", "4", "--continue-on-failure", "--no-color"]
+    command += [
+        "--max-examples",
+        str(options.examples),
+        "--workers",
+        "4",
+        "--no-shrink",
+        "--continue-on-failure",
+        "--no-color",
+    ]
     command += ["--checks", "all", "--exclude-checks", EXCLUDED, "--report", "json", "--report-json-path", str(result)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(

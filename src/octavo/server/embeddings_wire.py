@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -23,10 +23,12 @@ class EmbeddingRequest(CallerFields):
     truncate_prompt_tokens: Truncate = None
     add_special_tokens: bool | None = None
 
-    @model_validator(mode="after")
-    def check_embedding(self) -> EmbeddingRequest:
+    @model_validator(mode="before")
+    @classmethod
+    def check_names(cls, value: Any) -> Any:
+        """First, as what has messages lacks an input."""
         for name in ("messages", "normalize"):
-            if (self.model_extra or {}).get(name) is not None:
+            if isinstance(value, dict) and value.get(name) is not None:
                 hint = "send use_activation" if name == "normalize" else "send input"
                 raise FieldError(name, f"{name} is not supported here; {hint}.")
-        return self
+        return value

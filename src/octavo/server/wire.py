@@ -1,4 +1,4 @@
-"""The wire forms of requests: OpenAI's fields and vLLM's extra ones; what is known but not built is refused by name."""
+"""The wire forms of requests: OpenAI's fields and vLLM's extra ones."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ EARLY_STOPPING: Schema = {"enum": [True, False, "never", None]}
 LOGIT_BIAS = or_null(
     {
         "type": "object",
-        "propertyNames": {"pattern": "^[0-9]{1,11}$"},
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
         "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
         "maxProperties": MAX_LOGIT_BIASES,
     }
