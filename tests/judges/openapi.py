@@ -34,6 +34,13 @@ SERVER = [
 # It wants every body taken that the schema allows. `refusal_has_a_reason` in the hooks, in its place, lets those
 # refusals pass that no schema can state, and no others.
 EXCLUDED = "positive_data_acceptance"
+# Answers may take long where the machine has other things to do.
+SETTINGS = [
+    *("--checks", "all"),
+    *("--workers", "4"),
+    *("--request-timeout", "120"),
+    *("--continue-on-failure", "--no-shrink", "--no-color"),
+]
 CONFIG = f"""
 hooks = {json.dumps(str(Path(__file__).with_name("openapi_hooks.py")))}
 [checks.not_a_server_error]
@@ -78,16 +85,8 @@ def examine(url: str, folder: Path, options: argparse.Namespace, seed: int) -> d
     config.write_text(CONFIG)
     command = [options.schemathesis or sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
     command += [f"{url}/openapi.json", "--header", f"Authorization: Bearer {KEY}", "--seed", str(seed)]
-    command += [
-        "--max-examples",
-        str(options.examples),
-        "--workers",
-        "4",
-        "--no-shrink",
-        "--continue-on-failure",
-        "--no-color",
-    ]
-    command += ["--checks", "all", "--exclude-checks", EXCLUDED, "--report", "json", "--report-json-path", str(result)]
+    command += [*SETTINGS, "--exclude-checks", EXCLUDED, "--max-examples", str(options.examples)]
+    command += ["--report", "json", "--report-json-path", str(result)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command, cwd=folder, env=environment, timeout=BUDGET, check=False, capture_output=True, text=True
