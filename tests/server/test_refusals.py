@@ -89,6 +89,11 @@ CHAT_FIELDS: list[tuple[str, Any]] = [
         for kind in ("input_audio", "video_url")
     ),
     ("messages", [{"role": "user"}]),
+    *(("messages", [*USER, {"role": "assistant", "content": "x", key: 5}]) for key in ("name", "refusal", "reasoning")),
+    ("messages", [{"role": "tool", "content": "x", "tool_call_id": {}}]),
+    ("store", True),
+    ("verbosity", "low"),
+    ("prediction", {"type": "content", "content": "x"}),
     *(("top_logprobs", value) for value in (5, -1, 21, True)),
     *(("logprobs", value) for value in (5, "yes")),
     *(
