@@ -38,7 +38,7 @@ EXCLUDED = "positive_data_acceptance"
 SETTINGS = [
     *("--checks", "all"),
     *("--workers", "4"),
-    *("--request-timeout", "120"),
+    *("--request-timeout", "120", "--max-response-time", "120"),
     *("--continue-on-failure", "--no-shrink", "--no-color"),
 ]
 CONFIG = f"""
