@@ -191,6 +191,15 @@ def test_echo_takes_token_ids_and_no_new_tokens(world: World) -> None:
     assert text_of(world.post(URL, prompt="abc", echo=True, max_tokens=0)) == "abc"
 
 
+def test_echo_shows_what_is_left_of_a_truncated_prompt(world: World) -> None:
+    for stream in (False, True):
+        asked = {"prompt": ["abcdef", "bc"], "truncate_prompt_tokens": 3, "logprobs": 1, "max_tokens": 1}
+        reply = world.whole(URL, stream, echo=True, **asked)
+        assert [choice["text"] for choice in reply["choices"]] == ["defg", "bcd"]
+        for choice in reply["choices"]:
+            check_logprobs(choice["logprobs"], choice["text"], len(choice["text"]), 1)
+
+
 def test_echo_with_n_gives_every_choice_the_prompt(world: World) -> None:
     for stream in (False, True):
         reply = world.whole(URL, stream, prompt=["ab", "xy"], n=2, echo=True, logprobs=1, max_tokens=2)

@@ -60,8 +60,8 @@ def admit(
     """A request that the engine can finish, or RequestError naming the field.
 
     max_tokens is cut to what the context leaves (None: all of it); the prompt is never cut unless
-    truncate_prompt_tokens asks for it, and then its last tokens stay. priority None is 0, or the highest that the
-    tenant may ask for where that is lower.
+    truncate_prompt_tokens asks for it: then its last tokens stay, and `prompt`, which is no longer their text, goes.
+    priority None is 0, or the highest that the tenant may ask for where that is lower.
     """
     token_ids = _prompt(prompt_token_ids, params, limits)
     room = limits.max_model_len - len(token_ids)
@@ -124,7 +124,7 @@ def admit(
         stop_token_ids,
         eos_token_ids,
         bad_word_ids,
-        prompt,
+        prompt if len(token_ids) == len(prompt_token_ids) else None,
         time.monotonic(),
         priority,
         cache_salt,

@@ -84,7 +84,7 @@ class RequestOutput:
     """A request and everything generated for it so far."""
 
     request_id: str
-    prompt: str | None
+    prompt: str | None  # None where it was given as token ids, or has been truncated
     prompt_token_ids: list[int]
     prompt_logprobs: list[Logprobs | None] | None
     outputs: list[CompletionOutput]
