@@ -312,6 +312,9 @@ class ServerConfig(Options):
     shutdown_timeout: float = option(
         10.0, "Seconds that running requests get to finish after SIGTERM.", real_number(0.0, 86400.0)
     )
+    enable_force_include_usage: bool = option(
+        False, "End every stream with its usage, as if stream_options asked for it.", boolean
+    )
     enable_log_requests: bool = option(
         False, "Log each request's id, sizes and parameters; prompts are never logged.", boolean
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -90,6 +91,17 @@ def test_usage_in_every_chunk_where_asked(world: World) -> None:
 
 def test_without_asking_there_is_no_usage(world: World) -> None:
     assert all("usage" not in chunk for chunk in chunks(world.stream(URL, messages=USER, max_tokens=4)))
+
+
+def test_a_server_may_tell_the_usage_unasked(make_world: Callable[..., World]) -> None:
+    """For clients that show it but do not ask servers other than OpenAI's for it."""
+    world = make_world(enable_force_include_usage=True)
+    for url, body in ((URL, {"messages": USER}), ("/v1/completions", {"prompt": "ab"})):
+        whole = world.post(url, **body, max_tokens=4)["usage"]
+        for asked in ({}, {"stream_options": {"include_usage": False}}):
+            *others, last = chunks(world.stream(url, **body, max_tokens=4, **asked))
+            assert all("usage" not in chunk for chunk in others)
+            assert last["choices"] == [] and last["usage"]["total_tokens"] == whole["total_tokens"]
 
 
 @pytest.mark.parametrize(

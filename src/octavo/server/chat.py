@@ -168,5 +168,5 @@ async def chat_events(
         if data:
             yield b"".join(data)
         raise_for_failure(failed)
-    if body.include_usage:
+    if body.include_usage or context.config.enable_force_include_usage:
         yield event({**frame, "choices": [], "usage": count.report()})

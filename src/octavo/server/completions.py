@@ -124,7 +124,7 @@ async def completion_events(
         if pieces:
             yield b"".join(pieces)
         raise_for_failure(failed)
-    if body.include_usage:
+    if body.include_usage or context.config.enable_force_include_usage:
         yield event({**frame, "choices": [], "usage": count.report()})
 
 
