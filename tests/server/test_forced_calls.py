@@ -94,10 +94,11 @@ NAMED = {"type": "function", "function": {"name": "pick"}}
 
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
 def test_calls_fit_streamed_and_whole(server: RealServer, choice: Any, reason: str) -> None:
+    """Of a named function there is one call, also where several calls of any might be made."""
     for seed in range(4):
         body: dict[str, Any] = {
-            "messages": USER, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "seed": seed,
-            "temperature": 1.5, "max_tokens": 400,
+            "messages": USER, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": choice == NAMED,
+            "seed": seed, "temperature": 1.5, "max_tokens": 400,
         }  # fmt: skip
         whole, streamed = server.post(URL, **body)["choices"][0], stream(server, **body)["choices"][0]
         (call,) = calls_of(whole)

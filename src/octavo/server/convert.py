@@ -92,7 +92,8 @@ def chat_request(
         forced=forced,
         # A reply that has to be something else makes no calls.
         strict=strict_tools(body) if params.structured_outputs is None else (),
-        parallel=body.parallel_tool_calls is not False,
+        # A named function is called once, as OpenAI has it: clients that name one read one call.
+        parallel=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict),
         include_reasoning=body.include_reasoning is not False,
         prompt_end=prompt_end,
         continued=last_text(body.messages) if body.continue_final_message else "",
