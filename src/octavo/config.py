@@ -315,6 +315,9 @@ class ServerConfig(Options):
     enable_force_include_usage: bool = option(
         False, "End every stream with its usage, as if stream_options asked for it.", boolean
     )
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "Serve GET /tokenizer_info: the special tokens and the chat template.", boolean
+    )
     enable_log_requests: bool = option(
         False, "Log each request's id, sizes and parameters; prompts are never logged.", boolean
     )

@@ -267,3 +267,12 @@ def test_a_server_that_cannot_be_made_closes_the_engine(tmp_path: Path, monkeypa
     with bind("127.0.0.1", 0) as bound, pytest.raises(RuntimeError, match="no app"):
         serve(service, ServerConfig(), bound)
     assert not service.engine.is_healthy()
+
+
+def test_the_tokenizer_is_told_where_the_server_is_started_so(world: World, make_world: Any) -> None:
+    """What lm-evaluation-harness needs to count tokens without the model's files."""
+    told = make_world(enable_tokenizer_info_endpoint=True).get("/tokenizer_info").json()
+    assert told["chat_template"] == world.tokenizer.chat_template and told["model_max_length"] == world.max_model_len
+    (eos,) = world.post("/tokenize", prompt=told["eos_token"], add_special_tokens=False)["tokens"]
+    assert {eos} == world.tokenizer.eos_token_ids
+    world.get("/tokenizer_info", status=404)

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what the generating routes make of a text or a conversation, without generating."""
+"""/tokenize, /detokenize, /tokenizer_info: what the generating routes make of a text or a conversation, and by what."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ def router(context: ServerContext) -> APIRouter:
         body = await context.reader.read(http, DetokenizeRequest)
         context.model_name(body.model)
         return json_reply(await context.off_loop(body, detokenize, context.service, body))
+
+    if context.config.enable_tokenizer_info_endpoint:
+
+        @routes.get("/tokenizer_info", tags=["tokens"])
+        async def tokenizer_info() -> Response:
+            """The special tokens and the chat template, under the names that transformers gives them."""
+            tokenizer = context.service.tokenizer
+            known = {"model_max_length": context.service.max_model_len, "chat_template": tokenizer.chat_template}
+            return json_reply({"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens, **known})
 
     return routes
 
