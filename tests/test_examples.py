@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 sys.path.extend(str(Path(__file__).parent / name) for name in ("model", "server"))
@@ -16,7 +17,12 @@ sys.path.extend(str(Path(__file__).parent / name) for name in ("model", "server"
 import tiny
 from real_server import RealServer
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+from example_runs import EXAMPLES, printed_by, run, told
+
+# Their clients take more to install than all the rest: scripts/judge clients runs them.
+OF_THE_JUDGE = Path(__file__).parent / "judges" / "check_clients.py"
+WEATHER = r"Weather\(city=.*, sky='\w+', degrees=-?\d+\)"
+TEMPERATURES = {"Lima": 19, "Oslo": -3, "Quito": 15}
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +40,12 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
     assert running.close() == 0
 
 
-def run(name: str, *arguments: str) -> str:
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, capture_output=True, timeout=250)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
-
-
 def test_none_is_left_out() -> None:
-    here = Path(__file__).read_text()
+    tests = Path(__file__).read_text() + OF_THE_JUDGE.read_text()
     for path in EXAMPLES.glob("*.py"):
-        assert f'run("{path.name}"' in here, f"{path.name} is not tested"
+        assert f'run("{path.name}"' in tests, f"{path.name} is not tested"
+    for path in (*EXAMPLES.glob("*.sh"), *EXAMPLES.glob("node/*.mjs")):
+        assert f'"{path.name}"' in tests, f"{path.name} is not tested"
 
 
 def test_offline(model: Path) -> None:
@@ -82,4 +83,61 @@ def test_tool_calls(server: RealServer) -> None:
     name, _, rest = first.partition("(")
     arguments, _, result = rest.rpartition(") = ")
     assert name == "temperature"
-    assert result == {"Lima": "19", "Oslo": "-3", "Quito": "15"}[json.loads(arguments)["city"]]
+    assert int(result) == TEMPERATURES[json.loads(arguments)["city"]]
+
+
+def test_openai_async(server: RealServer) -> None:
+    said = told(run("openai_async.py", server.url + "/v1"))
+    topics = [name for name in said if name not in ("completions", "embeddings")]
+    assert len(topics) == 3 and len(json.loads(said["embeddings"])) == 3
+    for topic in topics:
+        messages = [{"role": "user", "content": f"Tell me about {topic}."}]
+        reply = server.post("/v1/chat/completions", messages=messages, temperature=0, max_tokens=40)
+        assert said[topic] == repr(reply["choices"][0]["message"]["content"])
+
+
+def test_langchain_client(server: RealServer) -> None:
+    said = told(run("langchain_client.py", server.url + "/v1"))
+    assert said["invoke"] == said["stream"] == said["ainvoke"] == said["astream"]
+    assert said["usage"] == said["streamed usage"]
+    assert said["completion"] == said["streamed completion"]
+    city, degrees = re.fullmatch(r"temperature\((\w+)\) = (-?\d+)", said["tool"]).groups()
+    assert TEMPERATURES[city] == int(degrees)
+    assert all(re.fullmatch(WEATHER, said[method]) for method in ("json_schema", "function_calling"))
+    assert said["embeddings"].endswith(" True")
+
+
+def test_instructor_client(server: RealServer) -> None:
+    said = told(run("instructor_client.py", server.url + "/v1"))
+    assert set(said) == {"TOOLS", "JSON_SCHEMA", "partial"}
+    assert all(re.fullmatch(f"(Partial)?{WEATHER}", value) for value in said.values())
+
+
+def test_curl(server: RealServer) -> None:
+    whole, *lines = printed_by(["bash", str(EXAMPLES / "curl.sh"), server.url + "/v1"]).splitlines()
+    *chunks, end = [line.removeprefix("data: ") for line in lines if line]
+    assert end == "[DONE]"
+    reply, *pieces, last = (json.loads(text) for text in (whole, *chunks))
+    text = "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces)
+    assert text == reply["choices"][0]["message"]["content"]
+    assert last["usage"]["completion_tokens"] == reply["usage"]["completion_tokens"]
+
+
+def test_node_client(server: RealServer, tmp_path: Path) -> None:
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        pytest.skip("Node and npm are not on this machine.")
+    for name in ("package.json", "client.mjs"):
+        shutil.copy(EXAMPLES / "node" / name, tmp_path)
+    registry = printed_by([npm, "config", "get", "registry"]).strip()
+    try:
+        httpx.get(registry, timeout=10)
+    except httpx.HTTPError as error:
+        pytest.skip(f"The npm registry {registry} is out of reach: {error!r}")
+    printed_by([npm, "install", "--no-audit", "--no-fund"], tmp_path)
+    said = told(printed_by(["node", "client.mjs", server.url + "/v1"], tmp_path))
+    assert said["chat"] == said["stream"]
+    assert json.loads(said["structured"]).keys() == {"city", "sky", "degrees"}
+    assert said["tool"] in [f"temperature({city})" for city in TEMPERATURES]
+    assert int(said["result"]) == TEMPERATURES[said["tool"][len("temperature(") : -1]]
+    assert len(json.loads(said["embeddings"])) == 2

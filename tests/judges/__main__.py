@@ -5,14 +5,30 @@ from __future__ import annotations
 import argparse
 import time
 
-from tests.judges import amx, avx512, grammar, kv_cache, live, neon, openapi, parity, vnni
+from tests.judges import (
+    amx,
+    avx512,
+    client_examples,
+    grammar,
+    kv_cache,
+    langchain_suite,
+    live,
+    lm_harness,
+    neon,
+    openapi,
+    parity,
+    vnni,
+)
 from tests.judges.report import write_result
 
 JUDGES = {
     "amx": amx,
     "avx512": avx512,
+    "clients": client_examples,
     "grammar": grammar,
     "kv-cache": kv_cache,
+    "langchain": langchain_suite,
+    "lm-eval": lm_harness,
     "neon": neon,
     "parity": parity,
     "schemathesis": openapi,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
 import subprocess
 import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +30,7 @@ of this page. `parity` and `tiny` need an interpreter with torch and transformer
 `schemathesis` needs one that has schemathesis 4 from PyPI, its own if you like: `--schemathesis PYTHON`.
 `vnni`, `avx512`, `amx` and `neon` need an emulator where the processor lacks the instructions:
 [emulation.md](emulation.md).
+`clients`, `langchain` and `lm-eval` need what `pip install '.[test,clients]'` brings.
 """
 
 
@@ -60,6 +65,46 @@ def run_script(name: str, *arguments: str) -> Verdict:
     done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     return Verdict(done.returncode == 0, lines)
+
+
+def run_pytest(name: str, budget: float, *options: str) -> Verdict:
+    """How the tests in a file beside this one end, passed if none fails and some pass; a row for each that does not."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.xml"
+        command = [sys.executable, "-m", "pytest", str(Path(__file__).parent / name), f"--junitxml={result}"]
+        # The suite's own settings turn what other people's packages warn of into errors.
+        settings = ["-q", "--tb=short", "-p", "no:cacheprovider", "-W", "default", "-o", "addopts=", "-o", "timeout=0"]
+        try:
+            subprocess.run([*command, *settings, *options], cwd=ROOT, timeout=budget, check=False)
+        except subprocess.TimeoutExpired:
+            return Verdict(False, [f"Not done within {budget:.0f} s."])
+        cases = list(ET.parse(result).getroot().iter("testcase"))
+    counts, rows = Counter[str](), []
+    for case in cases:
+        outcome, reason = "passed", ""
+        for entry in case:
+            if entry.tag in ("failure", "error", "skipped"):
+                kind = entry.get("type", "").removeprefix("pytest.")
+                outcome = {"skip": "skipped", "xfail": "xfail"}.get(kind, "FAILED")
+                reason = " ".join((entry.get("message") or "").split())[:200].replace("|", "\\|")
+        counts[outcome] += 1
+        if outcome != "passed":
+            rows.append(f"| {case.get('name')} | {outcome} | {reason} |")
+    lines = [", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) + "."]
+    if rows:
+        lines += ["", "| not passed | | |", "|---|---|---|", *rows]
+    return Verdict(counts["passed"] > 0 and not counts["FAILED"], lines)
+
+
+def require(*modules: str) -> None:
+    """SystemExit where a module of an extra is missing."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"This interpreter has no {', '.join(missing)}: pip install '.[test,clients]'")
+
+
+def versions(*packages: str) -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages) + "."
 
 
 def write_result(name: str, title: str, verdict: Verdict, seconds: float) -> None:
