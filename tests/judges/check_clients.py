@@ -37,7 +37,7 @@ def test_llama_index(server: RealServer) -> None:
     said = told(run("llama_index_client.py", server.url + "/v1"))
     assert said["complete"] == said["streamed"] and said["complete"].startswith(f"'{PARIS}")
     assert said["chat"] == said["streamed chat"] == said["async chat"]
-    assert said["tool"] == "temperature(Oslo) = -3"
+    assert said["tool"] in ("temperature(Lima) = 19", "temperature(Oslo) = -3", "temperature(Quito) = 15")
     assert said["structured"].startswith("Weather(city='Bergen'")
 
 
