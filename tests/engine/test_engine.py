@@ -205,6 +205,42 @@ def test_outputs_that_cannot_be_committed_end_their_request_only(
     assert run(e, again)["bad"].outputs[0].token_ids == Oracle([0]).run(again, 0)[0]
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_sequence_ends_once_where_its_text_and_a_fault_end_it_in_one_step(n: int, monkeypatch, caplog) -> None:
+    caplog.set_level(logging.CRITICAL)
+    failed = False
+
+    class Stops(Letters):
+        def __init__(self, asked, index: int) -> None:
+            super().__init__(asked, index)
+            self.stops_now = (asked.request_id, index) == ("bad", 0)
+
+        def append(self, token_ids: list[int]) -> str:
+            text = super().append(token_ids)
+            if failed and self.stops_now:
+                self.stop_reason = "now"
+            return text
+
+    e = engine(detokenizer=Stops)
+    publish = e.scheduler.queues.publish
+
+    def fail(sequence, end: int) -> None:
+        nonlocal failed
+        plain = sequence.decode is not None
+        if plain and sequence.request.request_id == "bad" and sequence.index == n - 1:
+            failed = True
+            raise RuntimeError("broken block")
+        publish(sequence, end)
+
+    monkeypatch.setattr(e.scheduler.queues, "publish", fail)
+    good = request("good", PROMPT[::-1], max_tokens=20)
+    outputs = run(e, request("bad", PROMPT, max_tokens=20, n=n), good)
+    assert failed and outputs["bad"].outputs[0].finish_reason == "stop"
+    assert [one.finish_reason for one in outputs["bad"].outputs[1:]] == ["error"] * (n - 1)
+    assert outputs["good"].outputs[0].token_ids == Oracle([0]).run(good, 0)[0]
+    assert (e.snapshot().kv_cache_usage, e._live) == (0.0, {})
+
+
 def test_a_failing_detokenizer_ends_its_sequence_only(caplog) -> None:
     class Fails(Letters):
         def __init__(self, asked, index: int) -> None:

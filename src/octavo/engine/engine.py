@@ -152,7 +152,7 @@ class Engine:
             self._feeds.settle()
         for output, reason in ended:
             self._finish(output, reason, output.stop_reason)
-            self._count_end(self._live[output.request_id], reason, now)
+            self._count_end(self._live[output.request_id], output.index, reason, now)
         return told + self._deliver(news.others)
 
     def _deliver(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
@@ -162,7 +162,11 @@ class Engine:
         now = time.monotonic()
         told: list[SequenceOutput] = []
         for output in news:
-            live = self._live[output.request_id]
+            live = self._live.get(output.request_id)
+            if (
+                live is None or output.index not in live.open
+            ):  # its text has ended it in this step, its sibling's fault after
+                continue
             if live.detokenizers:
                 try:
                     self._add_text(output, live)
@@ -224,13 +228,13 @@ class Engine:
                 stats.time_to_first_token.observe(now - request.arrival_time)
             live.last_times[output.index] = now
         if output.finish_reason is not None:
-            self._count_end(live, output.finish_reason, now)
+            self._count_end(live, output.index, output.finish_reason, now)
 
-    def _count_end(self, live: Live, reason: str, now: float) -> None:
+    def _count_end(self, live: Live, index: int, reason: str, now: float) -> None:
         """Counts a sequence that has ended, and with the last of them its request."""
         self.stats.request_success[reason] += 1
-        live.num_open -= 1
-        if live.num_open == 0:
+        live.open.discard(index)
+        if not live.open:
             self._count_request(live, now)
             del self._live[live.request.request_id]
             if live.request.timeout is not None:

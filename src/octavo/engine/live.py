@@ -39,11 +39,10 @@ class Live:
         "detokenizers",
         "first_time",
         "last_times",
-        "num_open",
         "num_tokens",
+        "open",
         "request",
         "sequence",
-        "shows_tokens",
         "started",
     )
 
@@ -52,8 +51,7 @@ class Live:
         self.sequence = sequence  # the first one
         self.detokenizers = detokenizers  # by sequence index; none where no text is asked for
         self.best_of = BestOf(request) if request.params.ranks else None
-        self.shows_tokens = request.num_logprobs >= 0 or request.params.prompt_logprobs is not None
-        self.num_open = request.params.num_sequences
+        self.open = set(range(request.params.num_sequences))  # indices of those that have not ended
         self.started = False  # the prompt has been computed and counted
         self.first_time = 0.0
         self.last_times = [0.0] * request.params.num_sequences
