@@ -61,7 +61,6 @@ struct Library {
     int32_t (*consume)(void*, uint32_t);
     int32_t (*rollback)(void*, size_t);
     int32_t (*validate)(void*, const uint32_t*, size_t);
-    int32_t (*forced)(void*, uint32_t*, size_t);
     size_t (*mask_bytes)(const void*);
     int32_t (*mask)(void*, uint32_t*, size_t);
 
@@ -79,7 +78,6 @@ struct Library {
         find(consume, "llg_matcher_consume_token");
         find(rollback, "llg_matcher_rollback");
         find(validate, "llg_matcher_validate_tokens");
-        find(forced, "llg_matcher_compute_ff_tokens");
         find(mask_bytes, "llg_matcher_get_mask_byte_size");
         find(mask, "llg_matcher_compute_mask_into");
     }
@@ -159,8 +157,9 @@ class Vocabulary {
             return cut.size();
         } catch (nb::python_error& error) {
             error.discard_as_unraisable("the tokenizer of a grammar");
-            return 0;
+        } catch (...) {  // no exception may pass through the library
         }
+        return 0;
     }
 
     nb::callable tokenize_;
@@ -186,12 +185,6 @@ class Matcher {
 
     int32_t count_allowed(const std::vector<uint32_t>& tokens) const {
         return std::max(0, library().validate(handle_, tokens.data(), tokens.size()));
-    }
-
-    std::vector<uint32_t> forced(size_t most) const {
-        std::vector<uint32_t> tokens(most);
-        tokens.resize(static_cast<size_t>(std::max(0, library().forced(handle_, tokens.data(), most))));
-        return tokens;
     }
 
     size_t mask_words() const { return library().mask_bytes(handle_) / sizeof(uint32_t); }
@@ -269,8 +262,7 @@ void bind_grammar(nb::module_& m) {
         .def_prop_ro("is_stopped", &Matcher::is_stopped)
         .def_prop_ro("is_accepting", &Matcher::is_accepting)
         .def("consume", &Matcher::consume, nb::arg("token_id"))
-        .def("count_allowed", &Matcher::count_allowed, nb::arg("token_ids"))
-        .def("forced", &Matcher::forced, nb::arg("most"));
+        .def("count_allowed", &Matcher::count_allowed, nb::arg("token_ids"));
     m.def("compile_grammar", &compile, nb::arg("vocabulary"), nb::arg("grammar"), nb::kw_only(), nb::arg("initial_lexer_fuel"),
           nb::arg("step_lexer_fuel"), nb::arg("step_max_items"), nb::arg("max_lexer_states"), nb::arg("max_grammar_size"));
     m.def(

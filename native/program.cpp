@@ -184,18 +184,18 @@ void Program::run(int first, int last) {
 
 void Program::run_ops(size_t begin, size_t end) {
     if (profile) seconds.resize(ops_.size(), 0.0);
-    groups_.clear();
+    std::vector<Group> groups;  // what is computed together
     for (size_t i = begin; i < end;) {
         const size_t first = i++;
         while (ops_[first].row_op && i < end && ops_[i].row_op && ops_[i].rows == ops_[first].rows) ++i;
-        groups_.push_back({first, i});
+        groups.push_back({first, i});
     }
     const auto shares_of = [&](int group) {
-        const Entry& first = ops_[groups_[static_cast<size_t>(group)].begin];
+        const Entry& first = ops_[groups[static_cast<size_t>(group)].begin];
         return first.row_op ? std::clamp(inputs->count(first.rows), 1, pool->threads()) : pool->threads();
     };
-    pool->run(static_cast<int>(groups_.size()), shares_of, [&](int group, int number, int shares) {
-        const auto [first, last] = groups_[static_cast<size_t>(group)];
+    pool->run(static_cast<int>(groups.size()), shares_of, [&](int group, int number, int shares) {
+        const auto [first, last] = groups[static_cast<size_t>(group)];
         if (ops_[first].row_op) return run_rows(first, last, number, shares);
         const Timer timer(profile && number == 0 ? &seconds[first] : nullptr);
         ops_[first].op(number, shares);

@@ -133,7 +133,6 @@ class Program {
     struct Group {
         size_t begin, end;
     };
-    std::vector<Group> groups_;  // of the ops of a run, those that are computed together
     std::vector<size_t> segment_ends_;
 };
 

@@ -55,18 +55,22 @@ inline uint64_t ticks() {
 class BoundTo {
   public:
     explicit BoundTo(const std::vector<int>& cpus) {
-        sched_getaffinity(0, sizeof before_, &before_);
+        known_ = sched_getaffinity(0, sizeof before_, &before_) == 0;  // a set may be too small for a machine
+        if (!known_) return;
         cpu_set_t own;
         CPU_ZERO(&own);
         for (int cpu : cpus)
             if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &own);
         sched_setaffinity(0, sizeof own, &own);
     }
-    ~BoundTo() { sched_setaffinity(0, sizeof before_, &before_); }
+    ~BoundTo() {
+        if (known_) sched_setaffinity(0, sizeof before_, &before_);
+    }
     BoundTo(const BoundTo&) = delete;
 
   private:
     cpu_set_t before_;
+    bool known_;
 };
 
 }  // namespace
@@ -153,10 +157,11 @@ bool ThreadPool::wait(uint64_t current, int thread, uint64_t began) {
     if (spin()) return true;
     const int shares = shares_of(current);
     const uint64_t now = ticks(), quarter = (now - began) / 4;
-    for (const auto end = Clock::now() + kPatience; Clock::now() < end || ticks() - now < quarter;) {
+    const auto end = Clock::now() + kPatience;
+    do {  // once at least: a thread that was kept from running has no time left, and shares may still be there
         for (int i = 1; i < shares; ++i) take(current, (thread + i) % shares);
         if (spin()) return true;
-    }
+    } while (Clock::now() < end || ticks() - now < quarter);
     return false;
 }
 
