@@ -33,7 +33,7 @@ REASONS = {
         r"^(response_format|structured_outputs|guided_\w+|tools|text\.format|output_config\.format)\b",
         r"tools\[\d+\]\.(function\.parameters|input_schema|parameters)\b",
     ],
-    "JSON within a string": [r"arguments must be a JSON object"],
+    "JSON within a string": [r"arguments must be an? (JSON )?object"],
 }
 
 

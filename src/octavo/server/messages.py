@@ -15,7 +15,7 @@ from octavo.engine.outputs import CompletionOutput, SequenceOutput
 from octavo.engine.request import Request as EngineRequest
 from octavo.server.auth import tenant_of
 from octavo.server.context import Call, ServerContext
-from octavo.server.convert import chat_request, render_chat
+from octavo.server.convert import chat_request, render_chat, sampling_params
 from octavo.server.errors import ApiError, anthropic_error_object, renamed
 from octavo.server.generation import Generation, raise_for_failure, split_failures
 from octavo.server.messages_wire import CountTokensRequest, MessagesRequest
@@ -82,7 +82,9 @@ def message_request(context: ServerContext, body: MessagesRequest, call: Call) -
 
 def num_input_tokens(context: ServerContext, body: CountTokensRequest) -> int:
     with renamed(CHAT_NAMES):
-        return len(render_chat(context.service, body.chat(), False))
+        chat = body.chat()
+        sampling_params(context.service, chat)  # what POST /v1/messages would refuse is refused here
+        return len(render_chat(context.service, chat, False))
 
 
 def message(call: Call, request: EngineRequest) -> dict[str, Any]:

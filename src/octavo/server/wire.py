@@ -130,7 +130,7 @@ class RequestFields(CallerFields):
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
+    spaces_between_special_tokens: Annotated[bool | None, WithJsonSchema({"enum": [True, None]})] = None
     truncate_prompt_tokens: Truncate = None
     stream: bool | None = None
 
