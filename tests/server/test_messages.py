@@ -129,6 +129,13 @@ def count(world: World, messages: Any, **body: Any) -> int:
     return int(reply["input_tokens"])
 
 
+def test_what_a_message_takes_its_count_takes_too(world: World) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "min_tokens": 20, "bad_words": ["x"]}
+    assert count(world, **body) > 0
+    world.post(URL, **body, max_tokens=24)
+    assert world.raw(f"{URL}/count_tokens", **{**body, "bad_words": [{}]})[0] == 400
+
+
 def chat_count(world: World, *messages: tuple[str, str], **body: Any) -> int:
     conversation = [{"role": role, "content": text} for role, text in messages]
     return int(world.post("/tokenize", messages=conversation, **body)["count"])

@@ -177,8 +177,9 @@ def test_so_is_what_a_reply_with_calls_and_reasoning_has(
 
 
 def test_a_missing_key_is_a_documented_answer(make_world: Callable[..., World]) -> None:
-    world = make_world(api_key=["secret"])
+    world = make_world(api_key=["secret"], enable_tokenizer_info_endpoint=True)
     document = Document(world.get("/openapi.json").json())
+    document.check("/tokenizer_info", world.get("/tokenizer_info"))
     for path, item in document.document["paths"].items():
         for method, operation in item.items():
             reply = world.anonymous.request(method, path.replace("{name}", "small"))

@@ -83,7 +83,8 @@ def message_request(context: ServerContext, body: MessagesRequest, call: Call) -
 def num_input_tokens(context: ServerContext, body: CountTokensRequest) -> int:
     with renamed(CHAT_NAMES):
         chat = body.chat()
-        sampling_params(context.service, chat)  # what POST /v1/messages would refuse is refused here
+        # What POST /v1/messages would refuse is refused here; the limit of tokens is not asked for.
+        sampling_params(context.service, chat, max_tokens=None)
         return len(render_chat(context.service, chat, False))
 
 

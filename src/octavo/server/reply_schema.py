@@ -353,6 +353,10 @@ MESSAGE_EVENTS = [
     closed({"type": enum("message_stop")}),
 ]
 
+TOKENIZER_INFO = object_of(  # and the special tokens that the model has, by their names
+    {"tokenizer_class": TEXT, "model_max_length": {"type": "integer"}, "chat_template": or_null(TEXT)}
+)
+
 # The schemas that the document names; others stand where they are used.
 NAMED: dict[str, Schema] = {
     "Error": ERROR,
@@ -371,6 +375,7 @@ NAMED: dict[str, Schema] = {
     "Models": MODELS,
     "Tokens": TOKENS,
     "Text": DETOKENIZED,
+    "TokenizerInfo": TOKENIZER_INFO,
     "Version": VERSION,
     "Load": LOAD,
 }

@@ -36,7 +36,7 @@ def router(context: ServerContext) -> APIRouter:
 
     if context.config.enable_tokenizer_info_endpoint:
 
-        @routes.get("/tokenizer_info", tags=["tokens"])
+        @routes.get("/tokenizer_info", tags=["tokens"], openapi_extra=describes("TokenizerInfo"))
         async def tokenizer_info() -> Response:
             """The special tokens and the chat template, under the names that transformers gives them."""
             tokenizer = context.service.tokenizer
