@@ -108,3 +108,11 @@ def test_free_text_has_its_triggers_after_the_reasoning(server: RealServer) -> N
     }
     content, reasoning = ask(server, response_format=tag, logit_bias={END: 3}, max_tokens=120)
     assert reasoning and content and not re.search("<a>(?!null</a>)", content)
+
+
+def test_an_answer_that_is_continued_is_not_reasoned_in(server: RealServer) -> None:
+    begun = [*USER, {"role": "assistant", "content": "The answer is "}]
+    more = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    for asked, pattern in CONSTRAINTS:
+        content, reasoning = ask(server, **asked, **more, logit_bias={BEGIN: 100})
+        assert content and re.fullmatch(pattern, content) and not reasoning

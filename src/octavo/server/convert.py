@@ -86,6 +86,7 @@ def chat_request(
         tools = {}  # all content is that, also where calls are JSON too
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
     prompt_end = service.tokenizer.decode(prompt.token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+    continued = last_text(body.messages) if body.continue_final_message else ""
     format = reply_format(
         dialect,
         tools,
@@ -96,12 +97,12 @@ def chat_request(
         parallel=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict),
         include_reasoning=body.include_reasoning is not False,
         prompt_end=prompt_end,
-        continued=last_text(body.messages) if body.continue_final_message else "",
+        continued=continued,
     )
     if kept := kept_tokens(service.tokenizer, format):
         params = replace(params, kept_special_token_ids=kept)
     if not format.eager:
-        return _admit(service, call, 0, prompt, params, body, reasoning=preamble(format, prompt_end)), format
+        return _admit(service, call, 0, prompt, params, body, reasoning=preamble(format, prompt_end, continued)), format
     try:
         calls = constraint_of_calls(format, service.tokenizer.control_texts)
         return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format

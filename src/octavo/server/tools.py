@@ -143,9 +143,12 @@ def reply_format(
     )
 
 
-def preamble(format: ReplyFormat, prompt_end: str) -> Preamble | None:
-    """The reasoning that may come before what the reply is held to; none where the prompt has ended it already."""
-    if format.reasoning is None or prompt_end.rstrip().endswith(format.reasoning.end):
+def preamble(format: ReplyFormat, prompt_end: str, continued: str) -> Preamble | None:
+    """The reasoning that may come before what the reply is held to; none where the prompt has ended it already, or has
+    begun the answer.
+    """
+    begun = bool(continued) and not format.inside
+    if format.reasoning is None or begun or prompt_end.rstrip().endswith(format.reasoning.end):
         return None
     return Preamble(format.reasoning, format.inside)
 
