@@ -432,8 +432,8 @@ std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, 
         owner.packed.data = at;
         at += (owner.packed.bytes + kLine - 1) / kLine * kLine;
     }
-    // A thread takes the panels that it will read, one by one, so that their pages are near it, and then what others have left: while the
-    // model is loaded other work has a core, and a fixed share would wait for the thread behind it.
+    // A thread takes the panels that it will read as a rule, one by one, so that their pages are near it, and then what others have left:
+    // while the model is loaded other work has a core, and a fixed share would wait for the thread behind it.
     const auto threads = static_cast<size_t>(pool.threads());
     std::vector<std::atomic<int64_t>> taken(jobs.size() * threads);  // panels of each thread's part of each job
     std::atomic<size_t> unheld{jobs.size()};                         // the first job with a value that its format does not hold

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../layout.h"
-#include "rows_avx2.h"
+#include "fma_avx2.h"
 
 // Loops over the registers of a tile.
 #define OCTAVO_UNROLL _Pragma("GCC unroll 32")
@@ -18,9 +18,6 @@ constexpr int kIntRows = 4, kIntVectors = 2;
 constexpr int kUnpackTiles = 3;  // from which on a block of a panel is unpacked once for all
 constexpr Act kActU8 = Act::q8w;
 constexpr bool kPairedHalves = true;
-
-// sum += w * a. In assembler, as GCC otherwise turns sums and operands about (vfmadd132ps) until it has to spill a third of the sums.
-static inline void accumulate(vf& sum, vf w, vf a) { asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(a)); }
 
 // Bytes of 8 bits would saturate vpmaddubsw: the even and the odd ones of a quad are widened, and meet pairs of 16-bit activations, which
 // have the factors of their halves in them. A sum of 32 stays below 2^28.

@@ -373,8 +373,8 @@ static void panel_sums(const PackedWeight& weight, int64_t panel, const std::byt
     const int64_t steps = steps_of(weight);
     const int tiles = (rows + T::kRows - 1) / T::kRows;
     const bool unpacks = T::kUnpacks && tiles >= kUnpackTiles;
-    const int64_t step_bytes = unpacks ? T::kUnpackedBytes : T::kStepBytes;
-    const int64_t blocks = tiles == 1 ? 1 : (steps * step_bytes + kBlockBytes - 1) / kBlockBytes;
+    const int64_t bytes_read = steps * (unpacks ? T::kUnpackedBytes : T::kStepBytes);  // by a tile
+    const int64_t blocks = tiles == 1 ? 1 : (bytes_read + kBlockBytes - 1) / kBlockBytes;
     const int64_t block = ((steps + blocks - 1) / blocks + 3) / 4 * 4;
     static_assert(kBlockBytes / T::kUnpackedBytes % 4 == 0, "a block is a multiple of four steps, and has room unpacked");
     alignas(64) std::byte unpacked[T::kUnpacks ? kBlockBytes : 1];

@@ -1,4 +1,4 @@
-// Many rows of float32 weights on AVX2, with or without VNNI: the whole loop over K in assembler.
+// Multiply-adds of floats on AVX2, with or without VNNI: one, and for many rows of float32 weights the whole loop over K.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,9 @@
 
 namespace octavo::ISA {
 namespace {
+
+// sum += w * a. In assembler, as GCC otherwise turns sums and operands about (vfmadd132ps) until it has to spill a third of the sums.
+static inline void accumulate(vf& sum, vf w, vf a) { asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(a)); }
 
 #define OCTAVO_HAS_FLOAT_ROWS
 // Row r of the tile: its value of K from `address` times both vectors of weights.
@@ -22,7 +25,7 @@ namespace {
 template <int R>
 static inline void multiply_rows(const std::byte* w, const std::byte* a, int64_t a_stride, int64_t steps, float* sums,
                                  const std::byte* ahead, int64_t ahead_step) {
-    const std::byte *a3 = a + 3 * a_stride, *end = w + 64 * steps;
+    const std::byte *a3 = R > 3 ? a + 3 * a_stride : a, *end = w + 64 * steps;
     asm volatile(
         ".irp i, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11\n"
         ".if 2 * %c[rows] > \\i\nvmovups 32*\\i(%[sums]), %%ymm\\i\n.endif\n.endr\n"
