@@ -49,16 +49,19 @@ class Decodes:
 
     def leave(self, sequence: Sequence) -> None:
         """Takes a sequence out: it is looked at by itself from now on, or has ended."""
-        if sequence.decode is None:
-            return
-        place = self.ranges.index(sequence.decode)
-        self.ranges = self.ranges.copy()
-        del self.ranges[place], self._lines[place]
-        self._shares[sequence.share] -= 1
-        if not self._shares[sequence.share]:
-            del self._shares[sequence.share]
-        sequence.decode = None
-        sequence.num_pending_samples = int(self.in_flight)
+        if sequence.decode is not None:
+            self._take_out({self.ranges.index(sequence.decode)})
+
+    def _take_out(self, places: set[int]) -> None:
+        for place in places:
+            sequence = self.ranges[place].sequence
+            sequence.decode = None
+            sequence.num_pending_samples = int(self.in_flight)
+            self._shares[sequence.share] -= 1
+            if not self._shares[sequence.share]:
+                del self._shares[sequence.share]
+        self.ranges = [one for place, one in enumerate(self.ranges) if place not in places]
+        self._lines = [line for place, line in enumerate(self._lines) if place not in places]
         if not self.ranges:  # no commit will take out who is due
             self._due.clear()
 
@@ -99,26 +102,26 @@ class Decodes:
         """Appends a token to each. Returns the tokens of those that go on, which `ranges` now are; those that left, as
         their token may be their last, with it; and those that have filled a block.
         """
-        places = []
+        places = set()
         for place, ((known, stops), token) in enumerate(zip(self._lines, tokens, strict=True)):
             known.append(token)
             if token in stops:
-                places.append(place)
+                places.add(place)
+        longest = set()
         for scheduled in self._due.pop(self._num_steps, ()):
             sequence = scheduled.sequence
             if sequence.decode is not scheduled:  # it has left
                 continue
             if len(sequence.token_ids) < sequence.max_length:
                 self._full.append(scheduled)
-            elif (place := self.ranges.index(scheduled)) not in places:
-                places.append(place)
-        ended = []
+            else:
+                longest.add(id(scheduled))
+        if longest:
+            places.update(place for place, scheduled in enumerate(self.ranges) if id(scheduled) in longest)
+        ended = [(self.ranges[place], tokens[place]) for place in sorted(places)]
         if places:
-            tokens = tokens.copy()
-            for place in sorted(places, reverse=True):
-                scheduled = self.ranges[place]
-                self.leave(scheduled.sequence)
-                ended.append((scheduled, tokens.pop(place)))
+            self._take_out(places)
+            tokens = [token for place, token in enumerate(tokens) if place not in places]
         self.in_flight = False
         return tokens, ended, [scheduled for scheduled in self._full if scheduled.sequence.decode is scheduled]
 
