@@ -232,10 +232,8 @@ class AsyncEngine:
                 self._step_started = None
                 self._send(outputs)
                 for request_id in self._engine.computed_untold:
-                    stream = self._taken.get(request_id)
-                    if stream is not None and self._streams.get(request_id, bool)() is stream:  # still of this request
+                    if self._is_taken(request_id):
                         self._prompts.pop(request_id, None)
-                    del stream
             self._error = EngineDeadError("The engine has been closed.")
         except BaseException as error:
             logger.critical("The engine has died.", exc_info=True)
@@ -280,6 +278,11 @@ class AsyncEngine:
                     error = OctavoError("The request could not be started; the log says more.")
                 self._fail(stream, error)
             del stream  # held here, it would outlive its reader
+
+    def _is_taken(self, request_id: str) -> bool:
+        """Whether the request that the engine has of this id is the one that the id stands for still."""
+        reference, taken = self._streams.get(request_id), self._taken.get(request_id)
+        return reference is not None and taken is not None and reference() is taken
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
         """Hands the outputs of a step to the loops that wait for them, each in one call."""

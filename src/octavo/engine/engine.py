@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from octavo.engine.batch import Batch, Output, Pending, Runner, ScheduledRange
-from octavo.engine.live import DecodeFeeds, Detokenizer, Live
+from octavo.engine.decode_feeds import DecodeFeeds
+from octavo.engine.live import Detokenizer, Live
 from octavo.engine.outputs import Contradiction, News, SequenceOutput
 from octavo.engine.request import Request
 from octavo.engine.scheduler import Scheduler
