@@ -26,7 +26,7 @@ from octavo import LLM, SamplingParams, _native
 from octavo.config import EngineConfig
 from octavo.model.model_config import ModelConfig
 from octavo.model_files import describe
-from octavo.runtime.topology import default_threads
+from octavo.runtime.topology import default_threads, read_nodes
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.packing import float_format, job
 from octavo.weights.passes import load_weights
@@ -130,7 +130,7 @@ class Bench:
         last = max(i for i, name in enumerate(self.names) if name == "linear")
         self.names[last] = "logits"
         self.model = Model(args, set(self.names))
-        self.threads = args.threads or default_threads()
+        self.threads = args.threads or default_threads(read_nodes())
         self.pool = _native.ThreadPool(self.threads)
         self.seed = args.seed
 

@@ -92,7 +92,8 @@ def build(config: EngineConfig) -> LoadedModel:
         isa = _native.select_isa(config.isa or "")
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    threads, nodes = config.threads or default_threads(), read_nodes()
+    nodes = read_nodes()
+    threads = config.threads or default_threads(nodes)
     try:
         pool = _native.ThreadPool(threads, place_threads(threads, nodes))
     except RuntimeError as error:

@@ -77,13 +77,13 @@ def test_threads_are_the_cores_within_mask_and_quota(
     files: dict[str, str], threads: int, nodes: dict[int, int], tmp_path: Path
 ) -> None:
     root = tree(tmp_path, files)
-    assert default_threads(root) == threads
+    assert default_threads(read_nodes(root), root) == threads
     assert {node.number: len(node.cores) for node in read_nodes(root)} == nodes
 
 
 def test_without_any_files_the_mask_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {1, 2, 5})
-    assert default_threads(tmp_path) == 3
+    assert default_threads(read_nodes(tmp_path), tmp_path) == 3
 
 
 def test_a_cpuset_shows_the_second_threads_of_its_cores_only(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_on_one_node_nothing_is_placed(files: dict[str, str], tmp_path: Path) ->
 def test_this_machine() -> None:
     nodes = read_nodes()
     assert {cpu for node in nodes for core in node.cores for cpu in core} == os.sched_getaffinity(0)
-    assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
+    assert 1 <= default_threads(nodes) <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="the kernel tells of no memory policies")
@@ -180,4 +180,5 @@ def test_threads_are_the_cores_that_every_group_around_the_process_leaves(
     files: dict[str, str], threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
-    assert default_threads(tree(tmp_path, files)) == threads
+    root = tree(tmp_path, files)
+    assert default_threads(read_nodes(root), root) == threads

@@ -39,12 +39,12 @@ def read_nodes(root: Path = Path("/")) -> tuple[Node, ...]:
     return tuple(Node(number, tuple(sorted(cores))) for number, cores in sorted(nodes.items()))
 
 
-def default_threads(root: Path = Path("/")) -> int:
-    """The cores that this process may use, and no more than its cgroups' quotas of processor time.
+def default_threads(nodes: Sequence[Node], root: Path = Path("/")) -> int:
+    """The cores of the nodes, and no more than the quotas of processor time that this process's cgroups have.
 
     One thread a core: two of them that share its units compute no more than one, and wait for each other.
     """
-    cores = sum(len(node.cores) for node in read_nodes(root))
+    cores = sum(len(node.cores) for node in nodes)
     return max(1, min([cores, *(-(-quota // period) for quota, period in _quotas(root))]))
 
 
