@@ -66,7 +66,7 @@ def describes(
     if events is not None:
         content["text/event-stream"] = {"schema": events}
     operation: dict[str, Any] = {"responses": {"200": response(200, content)}}
-    for status in fails:
+    for status in (401, *fails):  # 401 where there are keys
         operation["responses"][str(status)] = failure(status, error)
     if takes is not None:
         body = {"application/json": {"schema": reference(takes.__name__)}}
@@ -146,18 +146,18 @@ def document(context: ServerContext, routers: Iterable[APIRouter]) -> dict[str, 
 
 def _operation(route: APIRoute, method: str, has_keys: bool) -> dict[str, Any]:
     told = route.openapi_extra or {}
-    operation = {
+    operation: dict[str, Any] = {
         "tags": route.tags,
         "summary": route.summary or route.name.replace("_", " ").capitalize(),
         "description": route.description,
         "operationId": f"{route.name}{route.path_format}_{method}".translate(str.maketrans("/{}", "___")),
         **told,
     }
-    if has_keys and route.path_format in OPEN_PATHS:
+    is_open = route.path_format in OPEN_PATHS
+    if has_keys and is_open:
         operation["security"] = []
-    elif has_keys:
-        error = "AnthropicError" if "AnthropicError" in str(told) else "Error"
-        operation["responses"] = {**told["responses"], "401": failure(401, error)}
+    if is_open or not has_keys:
+        operation["responses"] = {key: value for key, value in operation["responses"].items() if key != "401"}
     if method == "head":
         operation["responses"] = {
             status: {key: value for key, value in answer.items() if key != "content"}

@@ -78,94 +78,38 @@ DELTA = closed({}, role=enum("assistant"), content=TEXT, **_REASONING, tool_call
 _ENDED = {"stop_reason": STOP_REASON}
 _ASKED = {"seed": SEED, "token_ids": IDS}
 _FRAME = {"id": ID, "created": TIME, "model": ID}
-COMPLETION = closed(
-    {
-        **_FRAME,
-        "object": enum("text_completion"),
-        "choices": list_of(
-            closed(
-                {
-                    "index": COUNT,
-                    "text": TEXT,
-                    "logprobs": COMPLETION_LOGPROBS,
-                    "finish_reason": enum("stop", "length"),
-                    **_ENDED,
-                },
-                **_ASKED,
-                prompt_token_ids=IDS,
-                prompt_logprobs=PROMPT_LOGPROBS,
-            ),
-            1,
-        ),
-        "usage": USAGE,
-        "system_fingerprint": ID,
-    }
-)
-COMPLETION_CHUNK = closed(
-    {
-        **_FRAME,
-        "object": enum("text_completion"),
-        "choices": list_of(
-            closed(
-                {
-                    "index": COUNT,
-                    "text": TEXT,
-                    "logprobs": COMPLETION_LOGPROBS,
-                    "finish_reason": enum("stop", "length", None),
-                },
-                **_ENDED,
-                **_ASKED,
-                prompt_token_ids=IDS,
-            )
-        ),
-    },
-    usage=USAGE,
-    system_fingerprint=ID,
-)
-CHAT = closed(
-    {
-        **_FRAME,
-        "object": enum("chat.completion"),
-        "choices": list_of(
-            closed(
-                {
-                    "index": COUNT,
-                    "message": MESSAGE,
-                    "logprobs": CHAT_LOGPROBS,
-                    "finish_reason": enum("stop", "length", "tool_calls"),
-                    **_ENDED,
-                },
-                **_ASKED,
-            ),
-            1,
-        ),
-        "usage": USAGE,
-        "system_fingerprint": ID,
-    },
-    prompt_logprobs=PROMPT_LOGPROBS,
-    prompt_token_ids=IDS,
-)
-CHAT_CHUNK = closed(
-    {
-        **_FRAME,
-        "object": enum("chat.completion.chunk"),
-        "choices": list_of(
-            closed(
-                {
-                    "index": COUNT,
-                    "delta": DELTA,
-                    "logprobs": CHAT_LOGPROBS,
-                    "finish_reason": enum("stop", "length", "tool_calls", None),
-                },
-                **_ENDED,
-                **_ASKED,
-            )
-        ),
-    },
-    usage=USAGE,
-    system_fingerprint=ID,
-    prompt_token_ids=IDS,
-)
+
+
+def _reply(kind: str, ends: list[str], said: dict[str, Schema], logprobs: Schema, **others: Schema) -> Schema:
+    """A reply of one kind, whose choices end so, have what is `said`, and may have `others`."""
+    choice = closed(
+        {"index": COUNT, **said, "logprobs": logprobs, "finish_reason": enum(*ends), **_ENDED}, **_ASKED, **others
+    )
+    told = {"object": enum(kind), "choices": list_of(choice, 1), "usage": USAGE, "system_fingerprint": ID}
+    return closed(_FRAME | told)
+
+
+def _chunk(kind: str, ends: list[str], said: dict[str, Schema], logprobs: Schema, **others: Schema) -> Schema:
+    """An event of such a reply: all but its last has choices that go on."""
+    choice = closed(
+        {"index": COUNT, **said, "logprobs": logprobs, "finish_reason": enum(*ends, None)}, **_ENDED, **_ASKED, **others
+    )
+    told = {"object": enum(kind), "choices": list_of(choice)}
+    return closed(_FRAME | told, usage=USAGE, system_fingerprint=ID)
+
+
+def _with(schema: Schema, **others: Schema) -> Schema:
+    """The same object, which may have these keys too."""
+    return {**schema, "properties": schema["properties"] | others}
+
+
+_PROMPT = {"prompt_token_ids": IDS, "prompt_logprobs": PROMPT_LOGPROBS}
+_ENDS = ["stop", "length"]
+_CHAT_ENDS = [*_ENDS, "tool_calls"]
+COMPLETION = _reply("text_completion", _ENDS, {"text": TEXT}, COMPLETION_LOGPROBS, **_PROMPT)
+COMPLETION_CHUNK = _chunk("text_completion", _ENDS, {"text": TEXT}, COMPLETION_LOGPROBS, prompt_token_ids=IDS)
+CHAT = _with(_reply("chat.completion", _CHAT_ENDS, {"message": MESSAGE}, CHAT_LOGPROBS), **_PROMPT)
+CHAT_CHUNK = _with(_chunk("chat.completion.chunk", _CHAT_ENDS, {"delta": DELTA}, CHAT_LOGPROBS), prompt_token_ids=IDS)
 
 # What is neither of these, nor of responses or messages.
 EMBEDDINGS = closed(

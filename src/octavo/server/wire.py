@@ -196,10 +196,7 @@ class CompletionRequest(SamplingFields):
         **OF_TEMPLATES,
         "messages": (),
         "tools": EMPTY,
-        "tool_choice": (
-            "auto",
-            "none",
-        ),
+        "tool_choice": ("auto", "none"),
     }
     prompt: Prompt
     logprobs: Integer | None = None
