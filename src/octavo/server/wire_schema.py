@@ -19,6 +19,7 @@ from octavo.sampling_params import (
     NUMBERS,
 )
 from octavo.structured_outputs import KINDS, MAX_CHOICES
+from octavo.text.messages import REASONING_KEYS, ROLES, TEXT_KEYS, TEXT_PARTS
 
 Schema = dict[str, Any]
 
@@ -115,26 +116,28 @@ RESPONSE_FORMAT = or_null(
     kind_of("structural_tag"),
 )
 
-ROLES = ["developer", "system", "user", "assistant", "tool", "function"]
-PART: Schema = {"anyOf": [
-    TEXT,
-    object_of({"type": {"enum": ["text", "input_text", "output_text"]}, "text": TEXT}),
-    kind_of("refusal", refusal=TEXT),
-]}  # fmt: skip
-CONTENT: Schema = {"anyOf": [TEXT, list_of(PART)]}
-CALLS = list_of(object_of({"function": object_of({"name": TEXT}, arguments=or_null(TEXT, OBJECT))}), 1)
-_KEYS = {key: or_null(TEXT) for key in ("name", "tool_call_id", "refusal", "reasoning", "reasoning_content")}
-ASSISTANT: Schema = {"const": "assistant"}
+_PARTS = (object_of({"type": {"enum": list(TEXT_PARTS)}, "text": TEXT}), kind_of("refusal", refusal=TEXT))
+CONTENT: Schema = {"anyOf": [TEXT, list_of({"anyOf": [TEXT, *_PARTS]})]}
+_CALL = object_of({"function": object_of({"name": TEXT}, arguments=or_null(TEXT, OBJECT))})
+_OTHERS = {key: or_null(TEXT) for key in sorted(TEXT_KEYS)} | {"tool_calls": or_null(list_of(_CALL))}
+
+
+def _message(role: Schema, **required: Schema) -> Schema:
+    others = {"content": or_null(CONTENT)} | _OTHERS
+    return object_of({"role": role, **required}, **{key: form for key, form in others.items() if key not in required})
+
+
+# One of the assistant may have something else in the place of content.
+_INSTEAD: dict[str, Schema] = {
+    "tool_calls": list_of(_CALL, 1),
+    "function_call": {"type": "object", "minProperties": 1},
+    **{key: {"type": "string", "minLength": 1} for key in ("refusal", *REASONING_KEYS)},
+}
 MESSAGES = list_of(
     {
         "anyOf": [
-            object_of({"role": {"enum": ROLES}, "content": CONTENT}, **_KEYS),
-            object_of({"role": ASSISTANT, "tool_calls": CALLS}, content=or_null(CONTENT), **_KEYS),
-            object_of(
-                {"role": ASSISTANT, "reasoning": {"type": "string", "minLength": 1}},
-                content=or_null(CONTENT),
-                **{key: schema for key, schema in _KEYS.items() if key != "reasoning"},
-            ),
+            _message({"enum": list(ROLES)}, content=CONTENT),
+            *(_message({"const": "assistant"}, **{key: form}) for key, form in _INSTEAD.items()),
         ]
     },
     1,
@@ -144,13 +147,7 @@ TOOL_CHOICES = ["none", "auto", "required"]
 TOOL_CHOICE = or_null({"enum": TOOL_CHOICES}, kind_of("function", function=object_of({"name": TEXT})))
 
 # Of responses.
-_SAID: Schema = {"anyOf": [
-    TEXT,
-    list_of({"anyOf": [
-        object_of({"type": {"enum": ["input_text", "output_text", "text"]}, "text": TEXT}),
-        kind_of("refusal", refusal=TEXT),
-    ]}),
-]}  # fmt: skip
+_SAID: Schema = {"anyOf": [TEXT, list_of({"anyOf": [*_PARTS]})]}
 INPUT: Schema = {"anyOf": [
     TEXT,
     list_of({"anyOf": [
