@@ -176,6 +176,31 @@ def test_so_is_what_a_reply_with_calls_and_reasoning_has(
             )
 
 
+@pytest.mark.parametrize(
+    ("message", "taken"),
+    [
+        ({"role": "assistant", "refusal": "no"}, True),
+        ({"role": "assistant", "reasoning_content": "so"}, True),
+        ({"role": "assistant", "thinking": "so", "content": None}, True),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, True),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, True),
+        ({"role": "user", "content": "a", "tool_calls": None}, True),
+        ({"role": "assistant"}, False),
+        ({"role": "user", "refusal": "no"}, False),
+        ({"role": "user", "content": "a", "thinking": 5}, False),
+        ({"role": "assistant", "content": "a", "tool_calls": 5}, False),
+        ({"role": "critic", "content": "a"}, False),
+    ],
+)
+def test_messages_are_taken_as_the_schema_has_them(
+    small_world: World, document: Document, message: dict[str, Any], taken: bool
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}, message]}
+    reply = small_world.client.post("/tokenize", json=body)
+    assert (reply.status_code == 200) == taken, reply.text
+    assert (not document.faults(document.body_schema("/tokenize"), body)) == taken
+
+
 def test_a_missing_key_is_a_documented_answer(make_world: Callable[..., World]) -> None:
     world = make_world(api_key=["secret"], enable_tokenizer_info_endpoint=True)
     document = Document(world.get("/openapi.json").json())
