@@ -188,6 +188,7 @@ def test_so_is_what_a_reply_with_calls_and_reasoning_has(
         ({"role": "assistant"}, False),
         ({"role": "user", "refusal": "no"}, False),
         ({"role": "user", "content": "a", "thinking": 5}, False),
+        ({"role": "assistant", "function_call": [None]}, False),
         ({"role": "assistant", "content": "a", "tool_calls": 5}, False),
         ({"role": "critic", "content": "a"}, False),
     ],

@@ -119,7 +119,11 @@ RESPONSE_FORMAT = or_null(
 _PARTS = (object_of({"type": {"enum": list(TEXT_PARTS)}, "text": TEXT}), kind_of("refusal", refusal=TEXT))
 CONTENT: Schema = {"anyOf": [TEXT, list_of({"anyOf": [TEXT, *_PARTS]})]}
 _CALL = object_of({"function": object_of({"name": TEXT}, arguments=or_null(TEXT, OBJECT))})
-_OTHERS = {key: or_null(TEXT) for key in sorted(TEXT_KEYS)} | {"tool_calls": or_null(list_of(_CALL))}
+_OTHERS = {
+    **{key: or_null(TEXT) for key in sorted(TEXT_KEYS)},
+    "tool_calls": or_null(list_of(_CALL)),
+    "function_call": or_null(OBJECT),
+}
 
 
 def _message(role: Schema, **required: Schema) -> Schema:

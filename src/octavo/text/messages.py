@@ -72,6 +72,8 @@ def _message(message: Any, path: str) -> Message:
     for key in TEXT_KEYS & checked.keys():
         if not isinstance(checked[key], str):
             raise RequestError(f"{path}.{key} must be a string, not {_kind(checked[key])}", f"{path}.{key}")
+    if not isinstance(call := checked.get("function_call", {}), Mapping):
+        raise RequestError(f"{path}.function_call must be an object, not {_kind(call)}", f"{path}.function_call")
     checked["content"] = _content(message, role, path)
     for ours, theirs in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
         # Two names of one thing: clients send what they got, templates ask for theirs.
