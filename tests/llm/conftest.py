@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 import tiny
 
 from octavo import LLM
+from octavo.engine.engine import Engine
+from octavo.engine.outputs import SequenceOutput
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +47,19 @@ def make(folder: Path) -> Iterator[Callable[..., LLM]]:
 def llm(folder: Path) -> Iterator[LLM]:
     with LLM(folder, threads=1, kv_cache_memory="16MiB", enable_prefix_caching=False) as shared:
         yield shared
+
+
+@pytest.fixture
+def slow_down(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], None]:
+    """Makes a step of an engine last 2 ms more: what has to outlast a timeout does, on the fastest machine too."""
+
+    def slow_down(engine: Engine) -> None:
+        step = engine.step
+
+        def slow() -> list[SequenceOutput]:
+            time.sleep(0.002)
+            return step()
+
+        monkeypatch.setattr(engine, "step", slow)
+
+    return slow_down

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from octavo import LLM, AsyncLLM, RequestOutput, SamplingParams
+from octavo.engine.engine import Engine
 from octavo.errors import EngineDeadError, EngineFullError, GenerationError, RequestError
 from octavo.sampling_params import OutputKind
 
@@ -121,7 +122,10 @@ def test_prompts_come_in_every_form(served: AsyncLLM) -> None:
 
 
 @pytest.mark.parametrize("how", ["break", "cancel", "abort"])
-def test_a_request_that_ends_early_gives_its_blocks_back(served: AsyncLLM, how: str) -> None:
+def test_a_request_that_ends_early_gives_its_blocks_back(
+    served: AsyncLLM, how: str, slow_down: Callable[[Engine], None]
+) -> None:
+    slow_down(served.engine._engine)
     params = sampled(max_tokens=4000)
 
     async def read(begun: asyncio.Event) -> RequestOutput | None:
@@ -154,8 +158,9 @@ def test_a_request_that_ends_early_gives_its_blocks_back(served: AsyncLLM, how: 
     asyncio.run(main())
 
 
-def test_an_id_in_use_and_a_full_queue_are_refused(folder: Path) -> None:
+def test_an_id_in_use_and_a_full_queue_are_refused(folder: Path, slow_down: Callable[[Engine], None]) -> None:
     llm = AsyncLLM(folder, threads=1, kv_cache_memory="8MiB", max_num_seqs=1, max_num_queued_reqs=1)
+    slow_down(llm.engine._engine)
 
     async def main() -> None:
         first = llm.generate("a", sampled(max_tokens=4000), "first")
@@ -175,7 +180,11 @@ def test_an_id_in_use_and_a_full_queue_are_refused(folder: Path) -> None:
         asyncio.run(all_of(llm, "a", sampled()))
 
 
-def test_past_its_timeout_an_iteration_ends_with_an_error(served: AsyncLLM) -> None:
+def test_past_its_timeout_an_iteration_ends_with_an_error(
+    served: AsyncLLM, slow_down: Callable[[Engine], None]
+) -> None:
+    slow_down(served.engine._engine)
+
     async def main() -> None:
         stream = served.generate("abc", sampled(OutputKind.DELTA, max_tokens=4000), "r", timeout=0.3)
         assert (await anext(stream)).outputs[0].token_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, CompletionOutput, RequestOutput, SamplingParams
+from octavo.engine.engine import Engine
 from octavo.errors import ConfigError, EngineDeadError, GenerationError, ModelError, RequestError
 from octavo.loaded_model import bad_word_ids
 
@@ -201,7 +203,8 @@ def test_a_request_that_fails_is_named_and_the_others_are_whole(llm: LLM) -> Non
     assert not llm._loaded().engine.has_work()
 
 
-def test_past_its_timeout_a_request_is_cut_short_and_says_so(llm: LLM) -> None:
+def test_past_its_timeout_a_request_is_cut_short_and_says_so(llm: LLM, slow_down: Callable[[Engine], None]) -> None:
+    slow_down(llm._loaded().engine)
     long = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
     with pytest.raises(GenerationError, match=r"prompt 1 of 2.*timeout of 0\.3 seconds while it ran\.$") as caught:
         llm.generate(["abc", "x"], [long, GREEDY], use_tqdm=False, timeout=0.3)
