@@ -7,10 +7,10 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from octavo import _native
 from octavo._version import __version__
@@ -23,8 +23,8 @@ from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
 from octavo.engine.speculation import Speculation
 from octavo.errors import ConfigError
 from octavo.loaded_model import LoadedModel, make_detokenizer
-from octavo.model.architectures import Model
 from octavo.model_files import (
+    Files,
     check_draft_model,
     check_vocabulary,
     draft_model_config,
@@ -37,7 +37,7 @@ from octavo.ops.native import NativeOps
 from octavo.ops.passes import Buffer, Rows
 from octavo.runtime.draft_model import DraftingRunner
 from octavo.runtime.inputs import InputWriter
-from octavo.runtime.kv_cache import CachePlan
+from octavo.runtime.kv_cache import CachePlan, GroupSpec
 from octavo.runtime.memory import available_memory
 from octavo.runtime.pooler import KINDS
 from octavo.runtime.runner import NativeRunner
@@ -52,14 +52,12 @@ from octavo.runtime.sizing import (
     plan_pool,
     weight_bytes,
 )
-from octavo.runtime.topology import default_threads, place_threads, read_nodes
+from octavo.runtime.topology import Node, default_threads, place_threads, read_nodes
 from octavo.sampling_params import MAX_BEAM_STOPS, MAX_N
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.packing import Packed, pack_weights
 from octavo.weights.pooling import nested_sizes, pooling_type
-from octavo.weights.quantization import Target, exceptions, packed_bytes
-from octavo.weights.sources import ModelSource
-from octavo.weights.tensor import Tensor
+from octavo.weights.quantization import exceptions, packed_bytes
 
 logger = logging.getLogger("octavo")
 
@@ -78,6 +76,35 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """What the models of an engine run on."""
+
+    isa: _native.KernelTable
+    nodes: Sequence[Node]
+    threads: int
+    pool: _native.ThreadPool
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A model of an engine: the one that answers, or the one that drafts for it."""
+
+    files: Files
+    weights: Mapping[str, Packed]
+    weight_bytes: int
+    sampling: _native.SampleInputs  # of its own, so that rows are kept from step to step
+    first_group: int  # its cache groups are numbered from here on
+
+    @property
+    def groups(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Window and layers of each of its cache groups."""
+        return self.files.model.config.cache_groups
+
+
+Recorded = tuple[NativeOps, Buffer]  # a model's step, and where its logits are
+
+
 @uncollected()
 def build(config: EngineConfig) -> LoadedModel:
     """Loads the model that `config` names. Raises ModelError and ConfigError, before any weight is read where what is
@@ -85,9 +112,81 @@ def build(config: EngineConfig) -> LoadedModel:
     """
     started = time.monotonic()
     files = open_files(config)
-    checkpoint, model, tensors, targets = files.checkpoint, files.model, files.tensors, files.targets
     draft_config = draft_model_config(config)
     draft = open_files(draft_config) if draft_config else None
+    opened = [files, draft] if draft else [files]
+    machine = take_machine(config)
+    scheduling = least_scheduling(config, files)
+    if draft is not None:
+        check_draft_model(draft, files.model, scheduling.max_model_len)
+    available = available_memory()
+    check_fit(config, opened, scheduling, available)
+    defaults = sampling_defaults(files.checkpoint, config)
+    pooling = config.pooling_type or pooling_type(files.checkpoint)
+    chat_template = read_chat_template(config.chat_template) if config.chat_template is not None else None
+
+    def open_checked_tokenizer() -> Tokenizer:
+        tokenizer = open_tokenizer(files.checkpoint, config, chat_template)
+        if draft_config and draft:
+            check_vocabulary(tokenizer, open_tokenizer(draft.checkpoint, draft_config, None), draft.source)
+        return tokenizer
+
+    with ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(open_checked_tokenizer)
+        if files.checkpoint.kind == "folder" or config.tokenizer is not None:
+            reading.result()  # quick, and what is wrong with it is said before any weight is read
+        # A GGUF file's tokenizer has to be built, which takes about as long as packing the weights of a small model.
+        parts = load(config, opened, machine, scheduling.max_output_rows)
+        tokenizer = reading.result()
+
+    recorded, scheduling, plan = plan_steps(config, parts, machine, scheduling, available)
+    caches = make_caches(config, parts, machine, plan)
+    sizes = input_sizes(config, parts, scheduling, plan.max_model_len)
+    runners = [
+        make_runner(config, part, step, _native.StepInputs(*sizes), machine, caches, plan.max_model_len)
+        for part, step in zip(parts, recorded, strict=True)
+    ]
+    windows = [window for part in parts for window, _ in part.groups]
+    scheduler = Scheduler(
+        scheduling,
+        [
+            CacheGroup("window" if window else "full", blocks, config.block_size, window)
+            for window, blocks in zip(windows, plan.num_blocks, strict=True)
+        ],
+        speculate(config.speculative_config, sum(part.weight_bytes for part in parts[1:]) / parts[0].weight_bytes),
+    )
+    runner = DraftingRunner(*runners) if draft else runners[0]
+    engine = Engine(scheduler, runner, lambda request, index: make_detokenizer(tokenizer, request))
+    model = files.model.config
+    limits = Limits(
+        vocab_size=model.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_sequence_tokens=scheduler.max_sequence_tokens,
+        eos_token_ids=frozenset(tokenizer.eos_token_ids | set(model.eos_token_ids)),
+        seed=config.seed,
+        takes_priority=config.scheduling_policy == "priority",
+        pooling=KINDS if recorded[0][0].pooled is not None else frozenset(),
+    )
+    report(config, parts, machine, scheduling, plan, caches, time.monotonic() - started)
+    return LoadedModel(
+        engine=engine,
+        tokenizer=tokenizer,
+        limits=limits,
+        sampling_defaults=defaults,
+        embedding=Embedding(pooling if limits.pooling else None, model.hidden_size, nested_sizes(files.checkpoint)),
+        model_names=config.served_model_name or (files.source.name,),
+        model_root=files.source.origin or str(files.source.path),
+        fingerprint=f"octavo-{__version__}-{machine.isa.name}-{files.source.digest[:12]}",
+        created=int(time.time()),
+        max_logprobs=config.max_logprobs,
+        cache_bytes=plan.bytes,
+        weight_bytes=sum(part.weight_bytes for part in parts),
+        pool=machine.pool,
+    )
+
+
+def take_machine(config: EngineConfig) -> Machine:
+    """Kernels and threads as asked, or the best of this machine."""
     try:
         isa = _native.select_isa(config.isa or "")
     except ValueError as error:
@@ -95,20 +194,19 @@ def build(config: EngineConfig) -> LoadedModel:
     nodes = read_nodes()
     threads = config.threads or default_threads(nodes)
     try:
-        pool = _native.ThreadPool(threads, place_threads(threads, nodes))
+        return Machine(isa, nodes, threads, _native.ThreadPool(threads, place_threads(threads, nodes)))
     except RuntimeError as error:
         raise ConfigError(f"{threads} threads cannot be had: {error}. Use fewer with --threads.") from None
-    max_model_len = context_limit(model, config)
-    max_rows = max(config.max_num_seqs, MAX_N)  # what sequences leave of them, drafts may take
-    if draft is not None:
-        check_draft_model(draft, model, max_model_len)
-    parts = [files, draft] if draft else [files]
-    least = least_budget(config, max_model_len)
-    scheduling = SchedulerConfig(
+
+
+def least_scheduling(config: EngineConfig, files: Files) -> SchedulerConfig:
+    """The limits of a step as asked, with the least token budget that may come of it."""
+    max_model_len = context_limit(files.model, config)
+    return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=least,
+        max_num_batched_tokens=least_budget(config, max_model_len),
         max_model_len=max_model_len,
-        max_output_rows=max_rows,
+        max_output_rows=max(config.max_num_seqs, MAX_N),  # what sequences leave of them, drafts may take
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -116,164 +214,130 @@ def build(config: EngineConfig) -> LoadedModel:
         max_num_queued_tokens=config.max_num_queued_tokens or 0,
         kv_dtype=files.kv_type,
     )
-    available = available_memory()
-    check_weights_fit(sum(packed_bytes(part.tensors, part.targets) for part in parts), available)
-    # A cache that is refused although nothing else takes memory need not wait for the weights.
-    specs = [spec for part in parts for spec in group_specs(part.model, config.block_size, part.kv_type)]
-    plan_pool(config, specs, available, 0, lambda longest: 0, max_model_len, least)
-    defaults = sampling_defaults(checkpoint, config)
-    pooling = config.pooling_type or pooling_type(checkpoint)
-    chat_template = read_chat_template(config.chat_template) if config.chat_template is not None else None
 
-    def open_checked_tokenizer() -> Tokenizer:
-        tokenizer = open_tokenizer(checkpoint, config, chat_template)
-        if draft_config and draft:
-            check_vocabulary(tokenizer, open_tokenizer(draft.checkpoint, draft_config, None), draft.source)
-        return tokenizer
 
-    with ThreadPoolExecutor(1) as beside:
-        reading = beside.submit(open_checked_tokenizer)
-        if checkpoint.kind == "folder" or config.tokenizer is not None:
-            reading.result()  # quick, and what is wrong with it is said before any weight is read
-        # A GGUF file's tokenizer has to be built, which takes about as long as packing the weights of a small model.
-        weights = [pack_weights(part.tensors, part.targets, isa, pool) for part in parts]
-        tokenizer = reading.result()
+def check_fit(config: EngineConfig, opened: Sequence[Files], scheduling: SchedulerConfig, available: int) -> None:
+    """Refuses weights that memory cannot hold, and a cache that it could not even where nothing else took any."""
+    check_weights_fit(sum(packed_bytes(files.tensors, files.targets) for files in opened), available)
+    least, longest = scheduling.max_num_batched_tokens, scheduling.max_model_len
+    plan_pool(config, specs_of(config, opened), available, 0, lambda length: 0, longest, least)
 
-    sizes = [weight_bytes(packed) for packed in weights]
-    groups = [(part, window, layers) for part in parts for window, layers in part.model.config.cache_groups]
+
+def specs_of(config: EngineConfig, opened: Sequence[Files]) -> list[GroupSpec]:
+    return [spec for files in opened for spec in group_specs(files.model, config.block_size, files.kv_type)]
+
+
+def load(config: EngineConfig, opened: Sequence[Files], machine: Machine, max_rows: int) -> list[Part]:
+    """Packs the weights of each model."""
     # Of the row of a beam as many alternatives are needed as there may be beams and ids that end them.
     most_logprobs = max(config.max_logprobs, min(config.max_num_seqs, MAX_N) + MAX_BEAM_STOPS)
-    # Of each model its own, so that rows are kept from step to step.
-    samplings = [_native.SampleInputs(max_rows, model.config.vocab_size, most_logprobs, threads) for _ in parts]
-    first_groups = (0, len(model.config.cache_groups))
+    parts: list[Part] = []
+    first_group = 0
+    for files in opened:
+        model = files.model.config
+        weights = pack_weights(files.tensors, files.targets, machine.isa, machine.pool)
+        sampling = _native.SampleInputs(max_rows, model.vocab_size, most_logprobs, machine.threads)
+        parts.append(Part(files, weights, weight_bytes(weights), sampling, first_group))
+        first_group += len(model.cache_groups)
+    return parts
 
-    def step_sizes(budget: int, longest: int) -> tuple[int, int, int, list[int]]:
-        blocks = -(-longest // config.block_size)
-        return budget, config.max_num_seqs, max_rows, [blocks] * len(groups)
 
-    def plan_steps(budget: int) -> tuple[list[tuple[NativeOps, Buffer]], CachePlan]:
-        capacity: dict[Rows, int] = {"T": budget, "S": config.max_num_seqs, "R": max_rows}
-        recorded = [
-            record(part.model, packed, sampling, first, isa, capacity, threads)
-            for part, packed, sampling, first in zip(parts, weights, samplings, first_groups, strict=False)
-        ]
+def plan_steps(
+    config: EngineConfig, parts: Sequence[Part], machine: Machine, scheduling: SchedulerConfig, available: int
+) -> tuple[list[Recorded], SchedulerConfig, CachePlan]:
+    """Each model's step, the limits of a step, and the cache that they leave room for."""
+
+    def plan_for(budget: int) -> tuple[list[Recorded], SchedulerConfig, CachePlan]:
+        limits = replace(scheduling, max_num_batched_tokens=budget)
+        recorded = [record(part, machine, limits) for part in parts]
 
         def workspace(longest: int) -> int:
-            workspaces = sum(ops.workspace_bytes(longest) for ops, _ in recorded)
-            arrays = samplings[0].bytes + _native.StepInputs.bytes(*step_sizes(budget, longest))
-            return workspaces + len(parts) * arrays
+            inputs = _native.StepInputs.bytes(*input_sizes(config, parts, limits, longest))
+            return sum(
+                ops.workspace_bytes(longest) + part.sampling.bytes + inputs
+                for (ops, _), part in zip(recorded, parts, strict=True)
+            )
 
-        return recorded, plan_pool(config, specs, available, sum(sizes), workspace, max_model_len, budget)
+        weights = sum(part.weight_bytes for part in parts)
+        specs = specs_of(config, [part.files for part in parts])
+        plan = plan_pool(config, specs, available, weights, workspace, limits.max_model_len, budget)
+        return recorded, replace(limits, max_model_len=plan.max_model_len), plan
 
-    budget = measured_budget(config, max_model_len, weights, isa, pool)
+    least = scheduling.max_num_batched_tokens
+    weights = [part.weights for part in parts]
+    budget = measured_budget(config, scheduling.max_model_len, weights, machine.isa, machine.pool)
     try:
-        recorded, plan = plan_steps(budget)
+        return plan_for(budget)
     except ConfigError:
         if budget == least:
             raise
         # Longer steps need a larger workspace, and more blocks behind a window.
-        budget = least
-        recorded, plan = plan_steps(budget)
-    caches = [
+        return plan_for(least)
+
+
+def input_sizes(
+    config: EngineConfig, parts: Sequence[Part], limits: SchedulerConfig, longest: int
+) -> tuple[int, int, int, list[int]]:
+    """What StepInputs are made for: tokens, sequences, rows of logits, and blocks of a sequence in each cache group."""
+    blocks = -(-longest // config.block_size)
+    num_groups = sum(len(part.groups) for part in parts)
+    return limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_output_rows, [blocks] * num_groups
+
+
+def record(part: Part, machine: Machine, limits: SchedulerConfig) -> Recorded:
+    capacity: dict[Rows, int] = {
+        "T": limits.max_num_batched_tokens,
+        "S": limits.max_num_seqs,
+        "R": limits.max_output_rows,
+    }
+    model = part.files.model
+    groups = list(enumerate(part.groups, part.first_group))
+    places = {layer: (group, index) for group, (_, layers) in groups for index, layer in enumerate(layers)}
+    layers = [places[i] for i in range(model.config.num_layers)]
+    ops = NativeOps(machine.isa, capacity, layers, len(groups), machine.threads, first_group=part.first_group)
+    logits = model.decoder(model.config, part.weights, ops)
+    ops.sample(logits, part.sampling)
+    return ops, logits
+
+
+def make_caches(
+    config: EngineConfig, parts: Sequence[Part], machine: Machine, plan: CachePlan
+) -> list[_native.KVCache]:
+    """The cache groups of all models, over every node of memory."""
+    nodes = [node.number for node in machine.nodes] if len(machine.nodes) > 1 else []
+    groups = [(part.files, layers) for part in parts for _, layers in part.groups]
+    return [
         _native.KVCache(
             len(layers),
             blocks,
             config.block_size,
-            of.model.config.num_kv_heads,
-            of.model.config.head_dim,
-            of.kv_type,
-            [node.number for node in nodes] if len(nodes) > 1 else [],
+            files.model.config.num_kv_heads,
+            files.model.config.head_dim,
+            files.kv_type,
+            nodes,
         )
-        for (of, _, layers), blocks in zip(groups, plan.num_blocks, strict=True)
+        for (files, layers), blocks in zip(groups, plan.num_blocks, strict=True)
     ]
-    runners = []
-    for (ops, logits), sampling in zip(recorded, samplings, strict=True):
-        inputs = _native.StepInputs(*step_sizes(budget, plan.max_model_len))
-        runners.append(
-            NativeRunner(
-                ops.build(pool, inputs, caches, plan.max_model_len),
-                InputWriter(inputs, config.block_size),
-                BatchSampler(sampling),
-                (logits.offset, logits.width),
-                ops.pooled if ops is recorded[0][0] else None,
-            )
-        )
-
-    scheduler = Scheduler(
-        replace(scheduling, max_model_len=plan.max_model_len, max_num_batched_tokens=budget),
-        [
-            CacheGroup("window" if window else "full", blocks, config.block_size, window)
-            for (_, window, _), blocks in zip(groups, plan.num_blocks, strict=True)
-        ],
-        speculate(config.speculative_config, sum(sizes[1:]) / sizes[0]),
-    )
-    runner = DraftingRunner(*runners) if draft else runners[0]
-    engine = Engine(scheduler, runner, lambda request, index: make_detokenizer(tokenizer, request))
-    eos = tokenizer.eos_token_ids | set(model.config.eos_token_ids)
-    limits = Limits(
-        vocab_size=model.config.vocab_size,
-        max_model_len=plan.max_model_len,
-        max_sequence_tokens=scheduler.max_sequence_tokens,
-        eos_token_ids=frozenset(eos),
-        seed=config.seed,
-        takes_priority=config.scheduling_policy == "priority",
-        pooling=KINDS if recorded[0][0].pooled is not None else frozenset(),
-    )
-    source = files.source
-    if draft is not None:
-        logger.info(
-            "%s (%s) drafts: %.2f GiB of the weights and %.2f GiB of the KV pool are its own",
-            draft.source.name, draft.model.config.architecture, sizes[1] / GIB,
-            sum(cache.bytes for (part, _, _), cache in zip(groups, caches, strict=True) if part is draft) / GIB,
-        )  # fmt: skip
-    report(
-        config,
-        source,
-        model,
-        tensors,
-        targets,
-        isa.name,
-        threads,
-        sum(sizes),
-        files.kv_type,
-        plan,
-        budget,
-        time.monotonic() - started,
-    )
-    return LoadedModel(
-        engine=engine,
-        tokenizer=tokenizer,
-        limits=limits,
-        sampling_defaults=defaults,
-        embedding=Embedding(pooling if limits.pooling else None, model.config.hidden_size, nested_sizes(checkpoint)),
-        model_names=config.served_model_name or (source.name,),
-        model_root=source.origin or str(source.path),
-        fingerprint=f"octavo-{__version__}-{isa.name}-{source.digest[:12]}",
-        created=int(time.time()),
-        max_logprobs=config.max_logprobs,
-        cache_bytes=plan.bytes,
-        weight_bytes=sum(sizes),
-        pool=pool,
-    )
 
 
-def record(
-    model: Model,
-    weights: Mapping[str, Packed],
-    sampling: _native.SampleInputs,
-    first_group: int,
-    isa: _native.KernelTable,
-    capacity: Mapping[Rows, int],
-    threads: int,
-) -> tuple[NativeOps, Buffer]:
-    """The steps of a model whose cache groups are numbered from `first_group` on, and where their logits are."""
-    groups = list(enumerate(model.config.cache_groups, first_group))
-    places = {layer: (group, index) for group, (_, layers) in groups for index, layer in enumerate(layers)}
-    layers = [places[i] for i in range(model.config.num_layers)]
-    ops = NativeOps(isa, capacity, layers, len(groups), threads, first_group=first_group)
-    logits = model.decoder(model.config, weights, ops)
-    ops.sample(logits, sampling)
-    return ops, logits
+def make_runner(
+    config: EngineConfig,
+    part: Part,
+    step: Recorded,
+    inputs: _native.StepInputs,
+    machine: Machine,
+    caches: Sequence[_native.KVCache],
+    longest: int,
+) -> NativeRunner:
+    ops, logits = step
+    drafts = part.first_group > 0  # and is asked for no vector
+    return NativeRunner(
+        ops.build(machine.pool, inputs, caches, longest),
+        InputWriter(inputs, config.block_size),
+        BatchSampler(part.sampling),
+        (logits.offset, logits.width),
+        None if drafts else ops.pooled,
+    )
 
 
 def speculate(asked: SpeculativeConfig | None, draft_cost: float) -> Speculation:
@@ -289,30 +353,34 @@ def speculate(asked: SpeculativeConfig | None, draft_cost: float) -> Speculation
 
 def report(
     config: EngineConfig,
-    source: ModelSource,
-    model: Model,
-    tensors: Mapping[str, Tensor],
-    targets: Mapping[str, Target],
-    isa: str,
-    threads: int,
-    weights: int,
-    kv_type: str,
+    parts: Sequence[Part],
+    machine: Machine,
+    scheduling: SchedulerConfig,
     plan: CachePlan,
-    budget: int,
+    caches: Sequence[_native.KVCache],
     seconds: float,
 ) -> None:
-    formats = [tensor.format for tensor in tensors.values() if len(tensor.shape) > 1]
+    """Says at start what has been decided."""
+    for part in parts[1:]:
+        logger.info(
+            "%s (%s) drafts: %.2f GiB of the weights and %.2f GiB of the KV pool are its own",
+            part.files.source.name, part.files.model.config.architecture, part.weight_bytes / GIB,
+            sum(cache.bytes for cache in caches[part.first_group :]) / GIB,
+        )  # fmt: skip
+    files = parts[0].files
+    formats = [tensor.format for tensor in files.tensors.values() if len(tensor.shape) > 1]
     most = max(sorted(set(formats)), key=formats.count)
     if config.quantization in ("int8", "int4"):
         most += f" as {config.quantization}"
     elif config.quantization == "none":
-        most += f" as {targets['embed'].format}"
-    for sentence in exceptions(tensors, targets, config.quantization, config.quantization_group_size):
+        most += f" as {files.targets['embed'].format}"
+    for sentence in exceptions(files.tensors, files.targets, config.quantization, config.quantization_group_size):
         logger.info(sentence)
     logger.info(
         "%s (%s, mostly %s) on %s with %d threads: weights %.2f GiB, KV pool (%s) %.2f GiB = %s blocks = %s tokens, "
         "longest context %d, steps of up to %d tokens, ready in %.2f s",
-        source.name, model.config.architecture, most, isa, threads, weights / GIB, kv_type, plan.bytes / GIB,
-        " + ".join(f"{count:,}" for count in plan.num_blocks), f"{plan.num_tokens:,}", plan.max_model_len, budget,
-        seconds,
+        files.source.name, files.model.config.architecture, most, machine.isa.name, machine.threads,
+        sum(part.weight_bytes for part in parts) / GIB, files.kv_type, plan.bytes / GIB,
+        " + ".join(f"{count:,}" for count in plan.num_blocks), f"{plan.num_tokens:,}", plan.max_model_len,
+        scheduling.max_num_batched_tokens, seconds,
     )  # fmt: skip
