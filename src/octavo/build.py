@@ -264,8 +264,9 @@ def plan_steps(
         return recorded, replace(limits, max_model_len=plan.max_model_len), plan
 
     least = scheduling.max_num_batched_tokens
-    weights = [part.weights for part in parts]
-    budget = measured_budget(config, scheduling.max_model_len, weights, machine.isa, machine.pool)
+    models = [(part.files.model.config, part.weights, part.files.kv_type) for part in parts]
+    budget, context_cost = measured_budget(config, scheduling.max_model_len, models, machine.isa, machine.pool)
+    scheduling = replace(scheduling, context_cost=context_cost)
     try:
         return plan_for(budget)
     except ConfigError:

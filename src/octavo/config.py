@@ -174,7 +174,8 @@ class EngineConfig(Options):
     max_num_batched_tokens: int | None = option(
         None,
         "Token budget: most tokens that one step computes. Default: what this machine computes in about 0.2 s, so "
-        "that a long prompt does not hold up others for longer; at least max_num_seqs + 64.",
+        "that a long prompt does not hold up others for longer, fewer of one the further it is; at least "
+        "max_num_seqs + 64.",
         optional(whole_number(1, 1 << 20)),
     )
     max_num_queued_reqs: int = option(

@@ -11,6 +11,7 @@ from engine_world import VOCAB, World, request
 from octavo.engine.batch import RangeOutput, TokenOutput
 from octavo.engine.request import Status
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
+from octavo.engine.scheduler_config import SHORTEST_CHUNK
 from octavo.errors import ConfigError, RequestError
 
 PROMPT = random.Random(7).choices(range(VOCAB), k=100)
@@ -420,6 +421,21 @@ def test_long_prompts_take_part_of_a_step() -> None:
     w.step()
     assert w.batches[0] == [("long", 0, 0, 16), ("short", 0, 0, 10)]
     finish(w)
+
+
+def test_far_into_a_prompt_chunks_are_shorter_by_what_lies_before_them() -> None:
+    cost, prompt = 1 / 100, random.Random(8).choices(range(VOCAB), k=390)
+    w = world(budget=64, num_blocks=200, context_cost=cost)
+    w.add(request("streams", PROMPT[:5], max_tokens=40))
+    w.step()
+    w.add(request("long", prompt, max_tokens=2))
+    w.add(request("short", PROMPT[::-1][:20], max_tokens=2))
+    finish(w)
+    chunks = [(start, count) for batch in w.batches for name, _, start, count in batch if name == "long" and count > 1]
+    work = [count * (1 + cost * start) for start, count in chunks]
+    assert all(50 < each < 64 for each, (_, count) in zip(work[:-1], chunks, strict=False) if count > SHORTEST_CHUNK)
+    assert chunks[0] == (0, 63) and chunks[-2][1] == SHORTEST_CHUNK
+    assert sum("streams" in {r[0] for r in batch} for batch in w.batches) == 40, "a stream goes on in every step"
 
 
 def test_the_next_step_is_scheduled_before_the_last_is_committed() -> None:

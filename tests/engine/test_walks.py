@@ -39,6 +39,7 @@ def worlds(draw: st.DrawFn) -> World:
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=draw(st.sampled_from([0, 4])),
+        context_cost=draw(st.sampled_from([0.0, 0.1])),
     )
     windows = draw(st.sampled_from([[0], [0, 5], [5, 0], [0, 3, 9], [6]]))
     groups = groups_of(windows, draw(st.sampled_from([1, 2, 4, 8])), budget, draw(st.integers(0, 30)))

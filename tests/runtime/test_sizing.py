@@ -160,7 +160,7 @@ def test_steps_are_no_longer_than_the_memory_for_them_allows(tmp_path: Path, mon
             available = available * 9 // 10
     except ConfigError as refused:
         assert "lower --kv-cache-memory or --max-num-batched-tokens" in str(refused)
-    monkeypatch.setattr(composition, "measured_budget", lambda *_: 2048)
+    monkeypatch.setattr(composition, "measured_budget", lambda *_: (2048, 0.0))
     model = build(EngineConfig(**options))
     assert model.engine.scheduler.config.max_num_batched_tokens == 65
     model.close()

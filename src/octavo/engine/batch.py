@@ -62,6 +62,7 @@ class Batch:
     opened: list[list[int]]  # per group, newly opened blocks
     num_tokens: int = 0
     num_rows: int = 0
+    context_tokens: int = 0  # what attention to long contexts costs beside, in tokens
     decodes: list[ScheduledRange] = field(default_factory=list)  # plain ones
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from octavo.engine.batch import Batch, ScheduledRange
 from octavo.engine.request import Sequence
-from octavo.engine.scheduler_config import SchedulerConfig
+from octavo.engine.scheduler_config import SHORTEST_CHUNK, SchedulerConfig
 
 
 def room(config: SchedulerConfig, batch: Batch) -> int:
@@ -36,8 +36,11 @@ def count_tokens(config: SchedulerConfig, sequence: Sequence, batch: Batch) -> i
     rows -= num_samples - 1
     if known == 1 and not sequence.draft_token_ids:
         return 1
-    if config.long_prefill_token_threshold and config.enable_chunked_prefill:
-        budget = min(budget, config.long_prefill_token_threshold)
+    if config.enable_chunked_prefill:
+        if config.context_cost and known > 1:
+            budget = min(budget, longest_chunk(config, sequence.num_computed_tokens, budget - batch.context_tokens))
+        if config.long_prefill_token_threshold:
+            budget = min(budget, config.long_prefill_token_threshold)
     if scores:
         budget = min(budget, rows)
     elif known > budget and not config.enable_chunked_prefill:
@@ -45,6 +48,11 @@ def count_tokens(config: SchedulerConfig, sequence: Sequence, batch: Batch) -> i
     num_outputs = len(sequence.token_ids) - num_prompt
     most_drafts = min(rows, request.max_tokens - num_outputs) - 1 if num_outputs else 0
     return min(known + max(0, min(len(sequence.draft_token_ids), most_drafts)), budget)
+
+
+def longest_chunk(config: SchedulerConfig, start: int, room: int) -> int:
+    """The tokens of a prompt that cost, from `start` on, what `room` tokens cost at its beginning."""
+    return max(int(room / (1 + config.context_cost * start)), min(room, SHORTEST_CHUNK), 0)
 
 
 def may_run_ahead(sequence: Sequence) -> bool:
@@ -66,7 +74,7 @@ def may_run_ahead(sequence: Sequence) -> bool:
     )
 
 
-def put(sequence: Sequence, count: int, batch: Batch) -> None:
+def put(config: SchedulerConfig, sequence: Sequence, count: int, batch: Batch) -> None:
     """Puts `count` reserved tokens of a sequence into the step and counts them as computed."""
     request, token_ids, start = sequence.request, sequence.token_ids, sequence.num_computed_tokens
     num_samples, num_prompt, end = sequence.num_samples, sequence.num_prompt_tokens, start + count
@@ -89,5 +97,7 @@ def put(sequence: Sequence, count: int, batch: Batch) -> None:
         batch.num_rows += rows[1] - rows[0]
     batch.others.append(ScheduledRange(sequence, start, count, indices, num_drafts, rows, sequence.num_preemptions))
     batch.num_tokens += count
+    if count > 1:
+        batch.context_tokens += int(count * config.context_cost * start)
     sequence.share.charge(count, batch.num_rows - rows_before)
     sequence.num_computed_tokens = end

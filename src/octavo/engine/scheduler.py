@@ -182,7 +182,7 @@ class Scheduler:
                 batch.num_tokens += 1
                 batch.num_rows += 1
             elif count:
-                ranges.put(sequence, count, batch)
+                ranges.put(self.config, sequence, count, batch)
         decodes.join(joining)
         return fits
 
@@ -245,7 +245,7 @@ class Scheduler:
                 self.num_prefix_queries += sequence.num_prompt_tokens
                 self.num_prefix_query_blocks += sequence.num_prompt_tokens // self.tables.block_size
                 self.num_prefix_hits += sequence.num_cached_tokens
-            ranges.put(sequence, count, batch)
+            ranges.put(self.config, sequence, count, batch)
         waiting.recall()
 
     def _reads_cache(self, sequence: Sequence) -> bool:

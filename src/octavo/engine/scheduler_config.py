@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from octavo.engine.block_tables import CacheGroup
 from octavo.errors import ConfigError
 
+# Chunks are not cut below this many tokens by what lies before them: the matrices that a step reads are worth more.
+SHORTEST_CHUNK = 16
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -16,6 +19,9 @@ class SchedulerConfig:
     max_output_rows: int  # rows that a step samples or scores; at least the n of any request
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    # What a prompt's token costs more for each position before it, as a share of what the first one costs. A chunk far
+    # into a long prompt is as much shorter, so that its step lasts no longer than others. 0: tokens are just counted.
+    context_cost: float = 0.0
     long_prefill_token_threshold: int = 0  # most tokens of one sequence in a step; 0: the budget
     max_num_queued: int = 0  # requests that may wait; 0: no bound. Both are kept by the async engine
     max_num_queued_tokens: int = 0  # of prompts that may wait; 0: no bound

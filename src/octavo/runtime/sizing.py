@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from octavo import _native
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.architectures import Model
+from octavo.model.model_config import ModelConfig
 from octavo.runtime.kv_cache import CachePlan, GroupSpec, plan_cache
 from octavo.weights.packing import Packed
 
@@ -51,26 +55,59 @@ def least_budget(config: EngineConfig, max_model_len: int) -> int:
 def measured_budget(
     config: EngineConfig,
     max_model_len: int,
-    models: Sequence[Mapping[str, Packed]],
+    models: Sequence[tuple[ModelConfig, Mapping[str, Packed], str]],
     isa: _native.KernelTable,
     pool: _native.ThreadPool,
-) -> int:
-    """The token budget as asked, or as many tokens as this machine computes in STEP_SECONDS, by all models of a step.
+) -> tuple[int, float]:
+    """The token budget as asked, or as many tokens as this machine computes in STEP_SECONDS, by all models of a step;
+    and what a token costs more for each position before it, as a share of a token: 0 where a budget was asked for.
 
-    Measured on the largest matrix of a layer, in a few milliseconds. What a request samples does not depend on it.
+    `models`: of each its facts, its weights, and the type of its keys and values. Measured on the largest matrix of a
+    layer and on attention, in a few milliseconds. What a request samples does not depend on either.
     """
     least = least_budget(config, max_model_len)
     if config.max_num_batched_tokens is not None or not config.enable_chunked_prefill:
-        return least
-    step = 0.0  # seconds for a token
-    for weights in models:
-        matrices = [w for name, w in weights.items() if isinstance(w, _native.PackedWeight) and "." in name]
-        if not matrices:
-            return least
-        largest = max(matrices, key=lambda w: w.n * w.k)
-        seconds = min(_native.probe_linear(isa, pool, [largest], MIN_BUDGET, 5)) / MIN_BUDGET
-        step += seconds * sum(w.n * w.k for w in matrices) / (largest.n * largest.k) / LINEAR_SHARE
-    return max(least, min(int(STEP_SECONDS / step) // MIN_BUDGET * MIN_BUDGET, MAX_BUDGET))
+        return least, 0.0
+    token = sum(seconds_per_token(weights, isa, pool) for _, weights, _ in models)
+    if not token:
+        return least, 0.0
+    budget = max(least, min(int(STEP_SECONDS / token) // MIN_BUDGET * MIN_BUDGET, MAX_BUDGET))
+    if max_model_len <= budget:
+        return budget, 0.0
+    return budget, sum(seconds_per_key(model, kv_type, isa, pool) for model, _, kv_type in models) / token
+
+
+def seconds_per_token(weights: Mapping[str, Packed], isa: _native.KernelTable, pool: _native.ThreadPool) -> float:
+    """Of a prompt that is not long; 0 where there is no matrix to measure."""
+    matrices = [w for name, w in weights.items() if isinstance(w, _native.PackedWeight) and "." in name]
+    if not matrices:
+        return 0.0
+    largest = max(matrices, key=lambda w: w.n * w.k)
+    seconds = min(_native.probe_linear(isa, pool, [largest], MIN_BUDGET, 5)) / MIN_BUDGET
+    return seconds * sum(w.n * w.k for w in matrices) / (largest.n * largest.k) / LINEAR_SHARE
+
+
+def seconds_per_key(model: ModelConfig, kv_type: str, isa: _native.KernelTable, pool: _native.ThreadPool) -> float:
+    """What a token of a prompt waits for each key that it reads, in all layers without a window."""
+    layers = sum(layer.window == 0 for layer in model.layers)
+    if not layers:
+        return 0.0
+    tokens, keys, size = 64, 512, 16
+    cache = _native.KVCache(1, keys // size, size, model.num_kv_heads, model.head_dim, kv_type)
+    table = np.arange(keys // size, dtype=np.int32)
+    cache.clear_blocks(table)
+    queries = np.ones((tokens, model.num_heads * model.head_dim), np.float32)
+    none, no_slots = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
+    starts, lengths = np.array([0, tokens], np.int32), np.array([keys], np.int32)
+    times: list[float] = []
+    for _ in range(4):
+        start = time.perf_counter()
+        _native.attention(
+            isa, pool, cache, 0, queries, none, none, no_slots, starts, lengths, table[None],
+            model.num_heads, 1.0, store=False,
+        )  # fmt: skip
+        times.append(time.perf_counter() - start)
+    return min(times) / (tokens * (keys - tokens / 2)) * layers
 
 
 def check_weights_fit(needed: int, available: int) -> None:
