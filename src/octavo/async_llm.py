@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,6 +16,7 @@ from octavo.errors import GenerationError
 from octavo.prompts import Prompt, cache_salt_of, tokenize_prompt
 from octavo.sampling_params import OutputKind, SamplingParams
 from octavo.text.tokenizer import Tokenizer
+from octavo.threads import in_thread
 
 
 class AsyncLLM:
@@ -79,7 +79,7 @@ class AsyncLLM:
                 timeout=timeout,
             )
 
-        request = await asyncio.to_thread(admitted)
+        request = await in_thread(None, admitted)
         kind = sampling_params.output_kind
         whole = RequestOutput.empty(request)
         async with aclosing(self.engine.generate(request)) as stream:

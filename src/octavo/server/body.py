@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.wire import FieldError, WireModel
+from octavo.threads import in_thread
 
 logger = logging.getLogger("octavo.server")
 
@@ -39,7 +40,7 @@ class BodyReader:
         if len(raw) <= INLINE_BYTES:
             parsed = parse(raw, model)
         else:
-            parsed = await asyncio.get_running_loop().run_in_executor(None, parse, raw, model)
+            parsed = await in_thread(None, parse, raw, model)
         parsed.num_bytes = len(raw)
         self._log_unknown(parsed)
         return parsed

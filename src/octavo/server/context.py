@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
@@ -19,6 +18,7 @@ from octavo.server.generation import Generation
 from octavo.server.service import Service
 from octavo.server.tools import Dialect
 from octavo.server.wire import WireModel
+from octavo.threads import in_thread
 
 logger = logging.getLogger("octavo.server")
 
@@ -59,7 +59,7 @@ class ServerContext:
     ) -> Result:
         """Runs the text work of a call where it cannot hold up other streams."""
         threads = self._large if body.num_bytes > LARGE_BYTES else self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, lambda: function(*args, **kwargs))
+        return await in_thread(threads, function, *args, **kwargs)
 
     def call(self, prefix: str, model: str | None, tenant: Tenant, joint: str = "-") -> Call:
         """A new call; its id is made here, whatever the client sent. Raises ApiError: unknown model, shutting down."""
