@@ -43,15 +43,14 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
 
     def __post_init__(self) -> None:
-        given = [kind for kind in KINDS if getattr(self, kind) is not None and getattr(self, kind) is not False]
-        if len(given) != 1:
+        if len(given := self._given) != 1:
             raise _error(
                 f"structured_outputs takes exactly one of {', '.join(KINDS)}; got {' and '.join(given) or 'none'}."
             )
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(f"structured_outputs.{name} must be true or false.")
-        if self.json_object not in (None, True, False):
+        if not isinstance(self.json_object, bool | None):
             raise _error("structured_outputs.json_object must be true or false.")
         for name in ("regex", "grammar", "whitespace_pattern"):
             _check_text(name, getattr(self, name))
@@ -66,7 +65,13 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> str:
         """Which of the constraints it is."""
-        return next(kind for kind in KINDS if getattr(self, kind))
+        (kind,) = self._given
+        return kind
+
+    @property
+    def _given(self) -> list[str]:
+        """An empty text is given too: as a regular expression it matches nothing but itself."""
+        return [kind for kind in KINDS if getattr(self, kind) is not None and getattr(self, kind) is not False]
 
 
 def check_schema(schema: Any, field: str) -> None:

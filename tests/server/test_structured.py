@@ -106,6 +106,24 @@ def test_the_other_constraints_on_both_routes(server: RealServer, asked: dict[st
     assert all(re.fullmatch(pattern, choice["text"]) for choice in reply["choices"])
 
 
+@pytest.mark.parametrize(
+    "asked", [{"guided_regex": ""}, {"structured_outputs": {"regex": ""}}, {"guided_choice": [""]}], ids=str
+)
+def test_nothing_may_be_all_that_is_allowed(server: RealServer, asked: dict[str, Any]) -> None:
+    choice = server.post(COMPLETIONS, prompt="a", **asked)["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("", "stop")
+    status, reply = server.raw(COMPLETIONS, prompt="a", allowed_token_ids=[7], **asked)
+    assert status == 400 and reply["error"]["message"].startswith("No token may be sampled")
+
+
+def test_an_empty_pattern_of_white_space_allows_none(server: RealServer) -> None:
+    asked = {"json": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 4, "maxItems": 4}}
+    for white, pattern in ((None, r"(?s).*\s.*"), ("", r"\[[12](,[12]){3}\]")):
+        outputs = {**asked, "whitespace_pattern": white}
+        texts = [ask(server, structured_outputs=outputs, temperature=2, seed=seed)[0] for seed in range(8)]
+        assert all(re.fullmatch(pattern, text) for text in texts), texts
+
+
 def test_text_is_as_if_nothing_were_asked(server: RealServer) -> None:
     plain = ask(server, max_tokens=20)
     assert ask(server, max_tokens=20, response_format={"type": "text"}) == plain
@@ -136,6 +154,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "look-around",
     ),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "exactly one"),
+    ({"guided_regex": "", "guided_choice": ["b"]}, "guided_choice", "exactly one"),
+    ({"guided_json": ""}, "guided_json", "is no JSON"),
+    ({"guided_grammar": ""}, "guided_grammar", "cannot be enforced"),
+    ({"structured_outputs": {"structural_tag": ""}}, "structured_outputs", "is no JSON"),
+    ({"structured_outputs": {"json_object": 1}}, "structured_outputs", "true or false"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "give one of them"),
     (
         {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}},

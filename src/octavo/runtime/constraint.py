@@ -70,7 +70,8 @@ def _of_schema(schema: Any, params: StructuredOutputsParams) -> str:
     if params.disable_any_whitespace:
         options["whitespace_flexible"] = False
     else:
-        options["whitespace_pattern"] = params.whitespace_pattern or WHITESPACE
+        given = params.whitespace_pattern
+        options["whitespace_pattern"] = WHITESPACE if given is None else given
     return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 

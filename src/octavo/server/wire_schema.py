@@ -87,7 +87,7 @@ LOGIT_BIAS = or_null(
 TRUNCATE = or_null({"type": "integer", "minimum": 1, "maximum": 2**63 - 1}, {"const": -1})
 
 JSON_SCHEMA: Schema = {"anyOf": [OBJECT, TEXT]}
-CHOICES = list_of({"type": "string", "minLength": 1}, 1, MAX_CHOICES)
+CHOICES = list_of(TEXT, 1, MAX_CHOICES)
 _FORMS: dict[str, Schema] = {
     "json": JSON_SCHEMA,
     "regex": TEXT,
