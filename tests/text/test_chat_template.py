@@ -169,6 +169,12 @@ class TestMessages:
         tokenizer = byte_level_of(PARTS_ONLY)
         assert shown(tokenizer, tokenizer.apply_chat_template(user("the cat"))) == "[user]the cat"
 
+    def test_there_is_one_message_and_not_too_many(self) -> None:
+        for wrong in ([], None, {}, user("x") * 16385):
+            with pytest.raises(RequestError, match="1 to 16384 messages"):
+                CHAT.apply_chat_template(wrong)
+        assert CHAT.apply_chat_template(user("x") * 2)
+
     def test_name_goes_to_the_template_and_unknown_keys_do_not(self) -> None:
         tokenizer = byte_level("{{ messages[0].name }} {{ messages[0].color is defined }}")
         assert shown(tokenizer, tokenizer.apply_chat_template(user("x", name="Ann", color="red"))) == "Ann False"
@@ -190,7 +196,7 @@ class TestMessages:
     @pytest.mark.parametrize(
         ("messages", "param", "words"),
         [
-            ([], "messages", "at least one"),
+            ([], "messages", "1 to 16384"),
             ("hi", "messages", "must be a list"),
             (["hi"], "messages[0]", "a string"),
             ([{"role": "foo", "content": "x"}], "messages[0].role", "'foo'"),

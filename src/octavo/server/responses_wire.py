@@ -19,9 +19,18 @@ from octavo.server.wire import (
     Integer,
     RequestFields,
 )
-from octavo.server.wire_schema import EFFORTS, INCLUDABLE, LOGPROBS, MAX_MESSAGES
+from octavo.text.messages import MAX_MESSAGES
 
 KEPT_NOWHERE = "{} is not possible: responses are not kept on this server. Send the whole conversation as input."
+
+LOGPROBS = "message.output_text.logprobs"
+# What may be asked to be included: nothing comes of the second, as items of reasoning tell it as it is.
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+INCLUDE = wire_schema.or_null(wire_schema.list_of({"enum": list(INCLUDABLE)}))
+REASONING = wire_schema.or_null(
+    wire_schema.object_of({}, effort={"enum": [*EFFORTS, None]}, summary={"enum": ["auto", None]})
+)
 
 Input = Annotated[Any, WithJsonSchema(wire_schema.INPUT)]
 ToolChoice = Annotated[Any, WithJsonSchema(wire_schema.RESPONSES_TOOL_CHOICE)]
@@ -74,8 +83,8 @@ class ResponsesRequest(RequestFields):
     instructions: str | None = None
     max_output_tokens: Integer | None = None
     text: Annotated[dict[str, Any] | None, WithJsonSchema(wire_schema.TEXT_OPTIONS)] = None
-    reasoning: Annotated[dict[str, Any] | None, WithJsonSchema(wire_schema.REASONING)] = None
-    include: Annotated[list[str] | None, WithJsonSchema(wire_schema.INCLUDE)] = None
+    reasoning: Annotated[dict[str, Any] | None, WithJsonSchema(REASONING)] = None
+    include: Annotated[list[str] | None, WithJsonSchema(INCLUDE)] = None
     top_logprobs: Integer | None = None
     metadata: dict[str, str] | None = None
     tools: list[ResponsesTool] | None = Field(default=None, max_length=1024)

@@ -17,7 +17,7 @@ from pydantic import (
 
 from octavo.server import wire_schema
 from octavo.server.refused import EMPTY, INSTEAD, OF_TEMPLATES, REFUSED, Refused, is_among
-from octavo.server.wire_schema import MAX_MESSAGES
+from octavo.text.messages import MAX_MESSAGES
 
 
 def _whole(value: Any) -> Any:

@@ -19,11 +19,10 @@ from octavo.sampling_params import (
     NUMBERS,
 )
 from octavo.structured_outputs import KINDS, MAX_CHOICES
-from octavo.text.messages import REASONING_KEYS, ROLES, TEXT_KEYS, TEXT_PARTS
+from octavo.text.messages import MAX_MESSAGES, REASONING_KEYS, ROLES, TEXT_KEYS, TEXT_PARTS
 
 Schema = dict[str, Any]
 
-MAX_MESSAGES = 16384
 NULL: Schema = {"type": "null"}
 TEXT: Schema = {"type": "string"}
 OBJECT: Schema = {"type": "object"}
@@ -172,13 +171,7 @@ TEXT_FORMATS = or_null(
     object_of({"type": {"const": "json_schema"}, "name": TEXT, "schema": OBJECT}, strict=_BOOLEAN_OR_NULL),
 )
 
-LOGPROBS = "message.output_text.logprobs"
-# What may be asked to be included: nothing comes of the second, as items of reasoning tell it as it is.
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-INCLUDE = or_null(list_of({"enum": list(INCLUDABLE)}))
 TEXT_OPTIONS = or_null(object_of({}, format=TEXT_FORMATS, verbosity={"enum": ["medium", None]}))
-REASONING = or_null(object_of({}, effort={"enum": [*EFFORTS, None]}, summary={"enum": ["auto", None]}))
 
 # Of Anthropic's messages.
 _TEXT_BLOCK = kind_of("text", text=TEXT)

@@ -17,6 +17,7 @@ KNOWN_KEYS = frozenset(
 TEXT_KEYS = frozenset(("name", "tool_call_id", "refusal", *REASONING_KEYS))
 TEXT_PARTS = ("text", "input_text", "output_text")
 MAX_DEPTH = 64
+MAX_MESSAGES = 16384
 
 Message = dict[str, Any]
 
@@ -52,8 +53,8 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
     The text parts of a list are joined by a newline. RequestError names `messages[i].field`.
     """
-    if not isinstance(messages, list | tuple) or not messages:
-        raise RequestError("messages must be a list with at least one message", "messages")
+    if not isinstance(messages, list | tuple) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise RequestError(f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
