@@ -9,6 +9,9 @@ import pytest
 from anthropic.types import ToolParam, message_count_tokens_params, message_create_params, output_config_param
 from anthropic.types import tool_result_block_param as tool_results
 from anthropic.types.beta import message_create_params as beta_message_create_params
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from openai.types import completion_create_params, embedding_create_params, shared_params
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as chat_create_params
@@ -20,6 +23,7 @@ from octavo.server.body import parse
 from octavo.server.embeddings_wire import EmbeddingRequest
 from octavo.server.errors import ApiError
 from octavo.server.messages_wire import CountTokensRequest, MessagesRequest
+from octavo.server.refused import is_among
 from octavo.server.responses_wire import ResponsesRequest
 from octavo.server.wire import ChatRequest, CompletionRequest, WireModel, wire_schema
 
@@ -83,6 +87,13 @@ NOT_IN_BODIES = {"betas": "a header"}
 # Refused by the model's own check, in words of its own.
 BY_CHECK = {EmbeddingRequest: {"messages"}}
 
+# Values that Python and JSON do not compare alike, and others that hold them.
+LIKE = st.recursive(
+    st.sampled_from([None, False, True, 0, 1, 0.0, 1.0, "", "a"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=4,
+)
+
 NESTED: list[tuple[type[WireModel], Any]] = [
     (wire.StreamOptions, ChatCompletionStreamOptionsParam),
     (wire.Tool, ChatCompletionFunctionToolParam),
@@ -142,6 +153,33 @@ def test_a_route_refuses_with_the_name_of_the_field(
 ) -> None:
     status, reply = world.raw(path, **least, mm_processor_kwargs={"x": 1})
     assert status == 400 and "mm_processor_kwargs" in reply["error"]["message"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(LIKE, st.lists(LIKE, max_size=3))
+def test_a_value_is_among_others_by_the_equality_of_json(value: Any, values: list[Any]) -> None:
+    """The document publishes what asks for nothing as an enum."""
+    assert is_among(value, tuple(values)) == Draft202012Validator({"enum": values}).is_valid(value)
+
+
+def test_what_asks_for_nothing_is_told_from_what_python_takes_for_equal() -> None:
+    def ask(model: type[WireModel], **fields: Any) -> None:
+        parse(json.dumps(fields).encode(), model)
+
+    for options in ({}, {"include_obfuscation": False}):
+        ask(ResponsesRequest, input="a", stream_options=options)
+    for field, wrong in (
+        ("stream_options", {"include_obfuscation": 0}),
+        ("stream_options", {"include_obfuscation": True}),
+        ("functions", 0),
+        ("response_format", {"type": ["text"]}),
+    ):
+        with pytest.raises(ApiError, match=field):
+            ask(ResponsesRequest, input="a", **{field: wrong})
+    ask(CompletionRequest, prompt="a", early_stopping=False, length_penalty=1)
+    for field, wrong in (("early_stopping", 0), ("length_penalty", 2)):
+        with pytest.raises(ApiError, match=field):
+            ask(CompletionRequest, prompt="a", **{field: wrong})
 
 
 def test_whole_numbers_may_be_written_with_a_point(world: World) -> None:

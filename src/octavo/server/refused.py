@@ -77,6 +77,15 @@ REFUSED_ELSEWHERE: Refused = {
 
 
 def is_among(value: Any, values: tuple[Any, ...]) -> bool:
-    """By JSON's notion of equality: true is not 1, but 1.0 is."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return any(value == one and (type(value) is type(one) or (number and type(one) is not bool)) for one in values)
+    return any(_are_equal(value, one) for one in values)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """By JSON's notion of equality, within lists and objects too: true is not 1, but 1.0 is."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in other)
+    return bool(one == other)

@@ -71,7 +71,7 @@ class ResponsesRequest(RequestFields):
         "max_tool_calls": (),
         "prompt": (),
         "service_tier": ("auto", "default"),
-        "stream_options": ({"include_obfuscation": False},),
+        "stream_options": ({}, {"include_obfuscation": False}),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
         "moderation": (),

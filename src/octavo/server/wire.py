@@ -173,7 +173,7 @@ class SamplingFields(RequestFields):
         if self.stream and self.use_beam_search:
             raise FieldError("stream", "A beam search cannot be streamed: its best text is known at the end only.")
         for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
-            if not self.use_beam_search and getattr(self, name) not in (None, neutral):
+            if not self.use_beam_search and not is_among(getattr(self, name), (None, neutral)):
                 raise FieldError(name, f"{name} needs use_beam_search=true.")
         if self.cache_salt == "":
             raise FieldError("cache_salt", "cache_salt must be a string that is not empty.")
