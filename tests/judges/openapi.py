@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.judges.report import ROOT, Verdict
+from tests.judges.report import ROOT, Verdict, tail
 
 sys.path.insert(0, str(ROOT / "tests" / "model"))
 sys.path.insert(0, str(ROOT / "tests" / "server"))
@@ -21,12 +22,14 @@ import tiny
 from real_server import RealServer
 
 BUDGET = 3000.0  # seconds of schemathesis
+GRACE = 180.0  # seconds for its report once it is interrupted
 LEAST_CASES = 20_000
 KEY = "a-key-of-the-judge"
 SERVER = [
     *("--served-model-name", "tiny", "org/tiny"),
     *("--api-key", KEY),
     *("--max-model-len", "128"),
+    *("--threads", "1"),
     *("--kv-cache-memory", "16MiB"),
     *("--scheduling-policy", "priority"),  # else no priority but 0 is taken
     "--enable-dev-mode",
@@ -52,53 +55,78 @@ expected-statuses = ["2xx", "3xx", "4xx", 504]
 def run(options: argparse.Namespace) -> Verdict:
     """Passed if no check finds anything in LEAST_CASES cases or more, and the server is as before."""
     seed = 1 + secrets.randbelow(1 << 30) if options.seed is None else options.seed
+    python = options.schemathesis or sys.executable
+    if subprocess.run([python, "-c", "import schemathesis"], check=False, capture_output=True).returncode:
+        raise SystemExit("This interpreter has no schemathesis; name one that has it: --schemathesis PYTHON")
     with tempfile.TemporaryDirectory() as folder:
         model = tiny.write_checkpoint("llama", Path(folder) / "model")
         server = RealServer(Path(folder) / "log", *SERVER, command=("serve", str(model)))
         server.client.headers["authorization"] = f"Bearer {KEY}"
         try:
-            report = examine(server.url, Path(folder), options, seed)
-            faults = survives(server)
+            report, faults, output = examine(server.url, Path(folder), python, options.examples, seed)
+            faults += survives(server)
         finally:
             status = server.close()
         log = server.log.read_text(errors="replace")
-    faults += [f"the log holds {word}" for word in ("Traceback", " ERROR ", " CRITICAL ") if word in log]
+    for word in ("Traceback", " ERROR ", " CRITICAL "):
+        if (place := log.find(word)) >= 0:
+            faults.append(f"the log holds {word}")
+            print(log[place : place + 2000])
     faults += [f"the server ended with {status}"] if status else []
+    lines = [
+        f"Seed {seed}; every check of schemathesis, but in the place of {EXCLUDED}",
+        "one that knows which refusals no schema can state.",
+        "",
+    ]
+    if report is None:
+        return Verdict(False, [*lines, *(f"- {fault}" for fault in faults), "", *tail(output)])
     count = report["test_cases"]["generated"]
     faults += [f"{count} cases are too few"] if count < LEAST_CASES else []
     faults += [f"{one['title']}, {one['count']} times: {', '.join(one['operations'])}" for one in report["failures"]]
     faults += [str(error) for error in report["errors"]]
-    lines = [
-        f"Seed {seed}, schemathesis {report['schemathesis_version']}; every check, but in the place of {EXCLUDED}",
-        "one that knows which refusals no schema can state.",
-        "",
-        f"{report['operations']['tested']} operations, {count} cases, {report['test_cases']['with_failures']} of them "
-        f"with failures. {'' if faults else 'Healthy and idle afterwards, no error in the log.'}",
+    lines += [
+        f"schemathesis {report['schemathesis_version']}: {report['operations']['tested']} operations, {count} cases, "
+        f"{report['test_cases']['with_failures']} of them with failures."
+        f"{'' if faults else ' Healthy and idle afterwards, no error in the log.'}",
         *(f"- {fault}" for fault in faults),
     ]
     return Verdict(not faults, lines)
 
 
-def examine(url: str, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Schemathesis' own report."""
-    config, result = folder / "schemathesis.toml", folder / "result.json"
+def examine(
+    url: str, folder: Path, python: str, examples: int, seed: int
+) -> tuple[dict[str, Any] | None, list[str], str]:
+    """Schemathesis' own report, if it left one; what is wrong with the run itself; what it printed."""
+    config, result, output = (folder / name for name in ("schemathesis.toml", "result.json", "output"))
     config.write_text(CONFIG)
-    command = [options.schemathesis or sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
+    command = [python, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
     command += [f"{url}/openapi.json", "--header", f"Authorization: Bearer {KEY}", "--seed", str(seed)]
-    command += [*SETTINGS, "--exclude-checks", EXCLUDED, "--max-examples", str(options.examples)]
+    command += [*SETTINGS, "--exclude-checks", EXCLUDED, "--max-examples", str(examples)]
     command += ["--report", "json", "--report-json-path", str(result)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, timeout=BUDGET, check=False, capture_output=True, text=True
-    )
-    if not result.exists():
-        raise SystemExit(
-            f"schemathesis did not run; name an interpreter that has it: --schemathesis PYTHON\n{done.stderr}"
-        )
-    if done.returncode:
-        print(done.stdout)
-    report: dict[str, Any] = json.loads(result.read_text())
-    return report
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file) as process,
+    ):
+        faults = [] if ends_within(process, BUDGET) else [f"not done within {BUDGET:.0f} s"]
+    printed = output.read_text(errors="replace")
+    if process.returncode:
+        print(printed)
+    if result.exists():
+        return json.loads(result.read_text()), faults, printed
+    return None, [*faults, f"schemathesis ended with {process.returncode} and left no report"], printed
+
+
+def ends_within(process: subprocess.Popen[bytes], budget: float) -> bool:
+    """False if it had to be interrupted, upon which it reports what it has found until then."""
+    for seconds in (budget, GRACE):
+        try:
+            process.wait(seconds)
+            return seconds == budget
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+    process.kill()
+    return False
 
 
 def survives(server: RealServer) -> list[str]:

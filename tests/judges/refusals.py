@@ -14,7 +14,7 @@ REASONS = {
         r"exceeds? the limit of \d+ sequences",
         r"A beam search (has a width of at least|of width|ends at up to)",
         r"is the name of an earlier tool",
-        r"leaves? (nothing|no token) to (sample|generate)|allows no token",
+        r"^No token may be sampled: |structured_outputs takes exactly one of .*; got \w+ and \w",
     ],
     "that a number is written as 1.0, which JSON Schema takes for an integer, in a list of token ids": [
         r"must be a token id, a whole number",
@@ -25,13 +25,20 @@ REASONS = {
         r"The KV cache holds \d+ tokens",
         r"The prompt has no tokens",
         r"holds token id \d+, but the vocabulary has \d+ tokens",
-        r"bad_words",
     ],
     "that a model has no vectors of prompts at all": [r"This model makes no vectors"],
-    "what a chat template takes": [r"chat_template_kwargs|documents|template"],
+    "what a chat template takes": [
+        r"^chat template: ",
+        r"^the chat template does not write the last message's content, so it cannot be continued",
+        r"too many kinds of (Unicode noncharacters|control tokens)$",
+        r"(?s)^(chat_template_kwargs\.|messages\[|tools\[).* is nested deeper than \d+ levels$",
+    ],
     "languages of their own: JSON schemas, regular expressions, grammars": [
-        r"^(response_format|structured_outputs|guided_\w+|tools|text\.format|output_config\.format)\b",
-        r"tools\[\d+\]\.(function\.parameters|input_schema|parameters)\b",
+        r"\bstructured_outputs\.\w+ cannot be enforced: ",
+        r"\bstructured_outputs took more than \d+ s to compile",
+        r"\bstructured_outputs\.\w+ (is no JSON: |must be a JSON object|holds a NUL character|is nested more than)",
+        r"(?s)\bstructured_outputs\.\w+ (asks for minProperties|excludes .* from numbers|has (an object with )?\d+ )",
+        r"(?s)^tools\[\d+\]\.(function\.parameters|input_schema|parameters)\b.* (must|is) ",
     ],
     "JSON within a string": [r"arguments must be an? (JSON )?object"],
 }

@@ -74,11 +74,20 @@ def run_pytest(name: str, budget: float, *options: str) -> Verdict:
         command = [sys.executable, "-m", "pytest", str(Path(__file__).parent / name), f"--junitxml={result}"]
         # The suite's own settings turn what other people's packages warn of into errors.
         settings = ["-q", "--tb=short", "-p", "no:cacheprovider", "-W", "default", "-o", "addopts=", "-o", "timeout=0"]
+        output = Path(folder) / "output"
         try:
-            subprocess.run([*command, *settings, *options], cwd=ROOT, timeout=budget, check=False)
+            with output.open("wb") as file:
+                done = subprocess.run(
+                    [*command, *settings, *options], cwd=ROOT, timeout=budget, check=False, stdout=file, stderr=file
+                )
+            fault = f"pytest ended with {done.returncode} and ran no test."
         except subprocess.TimeoutExpired:
-            return Verdict(False, [f"Not done within {budget:.0f} s."])
-        cases = list(ET.parse(result).getroot().iter("testcase"))
+            fault = f"Not done within {budget:.0f} s."
+        printed = output.read_text(errors="replace")
+        print(printed)
+        cases = list(ET.parse(result).getroot().iter("testcase")) if result.exists() else []
+    if not cases:
+        return Verdict(False, [fault, "", *tail(printed)])
     counts, rows = Counter[str](), []
     for case in cases:
         outcome, reason = "passed", ""
@@ -94,6 +103,11 @@ def run_pytest(name: str, budget: float, *options: str) -> Verdict:
     if rows:
         lines += ["", "| not passed | | |", "|---|---|---|", *rows]
     return Verdict(counts["passed"] > 0 and not counts["FAILED"], lines)
+
+
+def tail(printed: str, lines: int = 20) -> list[str]:
+    """The end of what a program printed, as Markdown."""
+    return ["```text", *printed.replace(str(ROOT), ".").splitlines()[-lines:], "```"]
 
 
 def require(*modules: str) -> None:
