@@ -7,11 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import schemathesis
 from schemathesis.core.failures import Failure
 
 sys.path.insert(0, str(Path(__file__).parent))
 from refusals import reason_of
+
+# It leans towards bodies that are taken, for which it draws thousands that it never sends: no case in nine tenths of
+# the time.
+hypothesis.target = lambda *observation, **label: None
 
 
 @schemathesis.check
