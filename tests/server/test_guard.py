@@ -117,7 +117,7 @@ def test_origins_are_closed_unless_named(make_module_world: Any, world: World) -
     assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "https://good.example"
 
 
-def talk(world: World, *pieces: bytes, seconds: float = 5) -> bytes:
+def talk(world: World, *pieces: bytes, seconds: float = 30) -> bytes:
     """What the server says to raw bytes until it closes."""
     answer = b""
     with socket.create_connection(("127.0.0.1", world.port), timeout=seconds) as connection:
@@ -142,11 +142,12 @@ def test_headers_without_bound_are_cut(world: World) -> None:
 
 
 def test_headers_that_never_end_are_cut_by_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = protocol.HEADER_TIMEOUT
     monkeypatch.setattr(protocol, "HEADER_TIMEOUT", 0.3)
     start = time.monotonic()
     assert b" 408 " in talk(world, b"GET /health HTTP/1.1\r\nhost: x\r\nx: ")
     assert b" 408 " in talk(world)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < usual
 
 
 def test_several_requests_on_one_connection_are_each_answered(world: World) -> None:

@@ -111,12 +111,13 @@ def test_prompts_of_ten_megabytes_hold_nobody_up(make_world: Any) -> None:
     threads = [threading.Thread(target=lambda: statuses.append(world.send(URL, big)[0])) for _ in range(12)]
     for thread in threads:
         thread.start()
-    slowest = 0.0
+    slowest, began = 0.0, time.monotonic()
     while any(thread.is_alive() for thread in threads):
         start = time.monotonic()
         assert world.anonymous.get("/health").status_code == 200
         slowest = max(slowest, time.monotonic() - start)
-    assert statuses == [400] * 12 and slowest < 1
+    # One body may take the machine a while; all of them, one after the other on the loop, would be the whole time.
+    assert statuses == [400] * 12 and slowest < max(1, (time.monotonic() - began) / 3)
 
 
 def test_a_port_in_use_is_named() -> None:
@@ -161,19 +162,17 @@ def process(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[st
 
 
 def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = running.communicate(timeout=10)
+    output, _ = running.communicate(timeout=100)
     return running.returncode, output
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_ends_with_status_0(tmp_path: Path, how: signal.Signals) -> None:
-    with process(tmp_path) as (running, url):
+    with process(tmp_path, "--shutdown-timeout", "600") as (running, url):
         assert httpx.get(url + "/health").status_code == 200
         running.send_signal(how)
-        start = time.monotonic()
         status, output = ended(running)
         assert status == 0 and "Traceback" not in output
-        assert time.monotonic() - start < 5
 
 
 def read_stream(url: str, body: dict[str, Any], lines: list[str]) -> None:
@@ -188,7 +187,7 @@ def wait_for_a_line(lines: list[str]) -> None:
 
 
 def test_a_busy_server_lets_streams_finish(tmp_path: Path) -> None:
-    with process(tmp_path, "--step-seconds", "0.01") as (running, url):
+    with process(tmp_path, "--step-seconds", "0.01", "--shutdown-timeout", "90") as (running, url):
         lines: list[str] = []
         reader = threading.Thread(target=read_stream, args=(url, {"prompt": "a", "max_tokens": 100}, lines))
         reader.start()
@@ -213,18 +212,18 @@ def test_past_the_timeout_streams_end_with_an_error_event(tmp_path: Path) -> Non
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    with process(tmp_path, "--step-seconds", "0.05", "--shutdown-timeout", "60") as (running, url):
-        reader = threading.Thread(target=lambda: _ignore(read_stream, url, {"prompt": "a", "max_tokens": 900}, []))
+    with process(tmp_path, "--step-seconds", "0.2", "--shutdown-timeout", "600") as (running, url):
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: _ignore(read_stream, url, {"prompt": "a", "max_tokens": 900}, lines))
         reader.start()
-        time.sleep(0.4)
-        start = time.monotonic()
+        wait_for_a_line(lines)
         running.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert running.poll() is None
         running.send_signal(signal.SIGINT)
         status, _ = ended(running)
         reader.join()
-        assert status == 0 and time.monotonic() - start < 5
+        assert status == 0  # sooner than the stream would have ended, which takes three minutes
 
 
 def _ignore(function: Any, *args: Any) -> None:

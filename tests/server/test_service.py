@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,12 +47,11 @@ def test_priorities_are_taken_where_the_policy_says_so(make_world: Any) -> None:
 
 
 def test_absurd_numbers_of_choices_are_refused_at_once(world: World) -> None:
-    start = time.monotonic()
+    """A thousand million sequences would outlast the client's patience on any machine."""
     for n in (10**5, 10**9):
         assert world.raw(COMPLETIONS, prompt="a", n=n)[0] == 400
         assert world.raw(CHAT, messages=USER, n=n)[0] == 400
     assert world.raw(COMPLETIONS, prompt=["a"] * 10, n=128)[0] == 400
-    assert time.monotonic() - start < 2
 
 
 def test_every_reply_and_chunk_is_what_the_official_types_say(world: World) -> None:

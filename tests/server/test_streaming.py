@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -63,6 +62,7 @@ def test_closing_the_socket_frees_the_blocks_at_once(slow_world: World) -> None:
     """A parallel request is not touched by it."""
     world = slow_world
     alone = world.post(COMPLETIONS, prompt="m", max_tokens=30)["choices"][0]["text"]
+    aborted = world.metric("request_success_total", finished_reason="abort")
     connection = open_stream(world)
     connection.recv(2000)
     results: list[str] = []
@@ -72,21 +72,22 @@ def test_closing_the_socket_frees_the_blocks_at_once(slow_world: World) -> None:
     other.start()
     wait_until(lambda: world.running() >= 1)
     connection.close()
-    start = time.monotonic()
     other.join()
     wait_until(world.is_idle)
-    assert time.monotonic() - start < 4
+    assert world.metric("request_success_total", finished_reason="abort") == aborted + 1
     assert results == [alone]
     world.probe()
 
 
 def test_a_client_that_leaves_a_whole_reply_ends_it_too(slow_world: World) -> None:
     world = slow_world
+    aborted = world.metric("request_success_total", finished_reason="abort")
     connection = socket.create_connection(("127.0.0.1", world.port))
     connection.sendall(post_bytes(COMPLETIONS, {"prompt": "a", "max_tokens": 900}))
     wait_until(lambda: world.running() == 1)
     connection.close()
-    wait_until(world.is_idle, seconds=2)
+    wait_until(world.is_idle)
+    assert world.metric("request_success_total", finished_reason="abort") == aborted + 1
     world.probe()
 
 
@@ -114,12 +115,10 @@ def test_a_client_that_stops_reading_is_cut_and_others_go_on(make_world: Any) ->
     world = make_world(stall_timeout=0.5, max_model_len=20_000, num_blocks=6000, max_num_seqs=192)
     # Many choices with a long echo: megabytes at once, more than the buffers of a socket take.
     stalled = open_stream(world, prompt="a" * 16_000, echo=True, n=128, max_tokens=400)
-    start = time.monotonic()
     for _ in range(3):
         assert world.post(COMPLETIONS, prompt="a", max_tokens=5)["choices"][0]["text"] == "bcdef"
-    wait_until(world.is_idle, seconds=20)
+    wait_until(world.is_idle)
     assert world.metric("request_success_total", finished_reason="abort") == 128
-    assert time.monotonic() - start < 20
     stalled.close()
     world.probe()
 

@@ -266,15 +266,15 @@ def test_huge_constraints_beside_a_stream(server: RealServer) -> None:
         for name, constraint in HUGE.items():
             started = time.monotonic()
             status, reply = server.raw(COMPLETIONS, prompt="hi", max_tokens=5, structured_outputs=constraint)
-            assert time.monotonic() - started < 15, name
+            assert time.monotonic() - started < 30, name
             assert status == 200 or (status == 400 and reply["error"]["param"] == "structured_outputs"), (name, reply)
             started = time.monotonic()
             assert server.client.get("/health").status_code == 200
-            assert time.monotonic() - started < 2, name
+            assert time.monotonic() - started < 5, name
     finally:
         over.set()
         watcher.join()
-    assert len(gaps) > 200 and max(gaps) < 5
+    assert len(gaps) >= 200 and max(gaps) < 10
     probe(server)
 
 
