@@ -48,7 +48,7 @@ def main() -> int:
         "--seed", type=int, help="tiny: of the weights; grammar: of the schemas; schemathesis: of the cases."
     )
     parser.add_argument("--schemathesis", metavar="PYTHON", help="An interpreter with schemathesis 4.")
-    parser.add_argument("--examples", type=int, default=1600, help="schemathesis: cases of each route, and more.")
+    parser.add_argument("--examples", type=int, default=1000, help="schemathesis: cases of each route, and more.")
     options = parser.parse_args()
     judge = JUDGES[options.name]
     start = time.monotonic()
