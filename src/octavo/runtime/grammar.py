@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import cached_property
 from importlib.metadata import version
@@ -17,7 +17,7 @@ import llguidance._lib
 import numpy as np
 
 from octavo import _native
-from octavo.errors import ConfigError, RequestError
+from octavo.errors import ConfigError, EngineFullError, RequestError
 from octavo.runtime.constraint import grammar_of
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.reasoning import Preamble
@@ -63,6 +63,19 @@ TOO_SLOW = "Its grammar takes too long: {:.1f} s were spent on choosing its toke
 Asked = tuple[StructuredOutputsParams, Preamble | None]
 
 
+class Compilation:
+    """A grammar that is being compiled, or has been, and how many wait for it."""
+
+    def __init__(self, future: Future[CompiledGrammar]) -> None:
+        self.future = future
+        self.num_waiting = 0
+
+    @property
+    def is_useless(self) -> bool:
+        future = self.future
+        return future.cancelled() or (future.done() and future.exception() is None and future.result().is_worn)
+
+
 class GrammarCompiler:
     """Compiles constraints for one model, and keeps the last ones. Safe to share between threads."""
 
@@ -75,35 +88,49 @@ class GrammarCompiler:
         self._masks = MaskWriter(pool)
         self._lock = threading.Lock()
         self._vocabulary: _native.GrammarVocabulary | None = None
-        self._compiled: OrderedDict[Asked, Future[CompiledGrammar]] = OrderedDict()
+        self._compiled: OrderedDict[Asked, Compilation] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
 
     def compile(self, params: StructuredOutputsParams, reasoning: Preamble | None = None) -> CompiledGrammar:
-        """Blocks until it is compiled, to hold after reasoning. RequestError: why it cannot be enforced."""
+        """Blocks until it is compiled, to hold after reasoning. RequestError: why it cannot be enforced.
+        EngineFullError: its turn did not come in time.
+        """
         self._prepare()
-        future = self._future((params, reasoning))
+        compilation = self._join((params, reasoning))
         try:
-            return future.result(COMPILE_SECONDS)
+            return compilation.future.result(COMPILE_SECONDS)
         except RequestError as error:
             raise RequestError(str(error), error.param) from None  # one of its own for each who asked
-        except (FutureTimeoutError, CancelledError):
-            future.cancel()
+        except FutureTimeoutError:
+            if not (compilation.future.running() or compilation.future.done()):
+                raise EngineFullError(
+                    f"Constraints of other requests took all of {COMPILE_SECONDS:g} s to compile, so that this one's "
+                    "turn did not come. Try again."
+                ) from None
             raise RequestError(
                 f"structured_outputs took more than {COMPILE_SECONDS:g} s to compile. Use a simpler one.",
                 "structured_outputs",
             ) from None
+        finally:
+            self._leave(compilation)
 
-    def _future(self, asked: Asked) -> Future[CompiledGrammar]:
+    def _join(self, asked: Asked) -> Compilation:
         with self._lock:
-            future = self._compiled.pop(asked, None)
-            if future is not None and (future.cancelled() or _is_worn(future)):
-                future = None
-            if future is None:
+            compilation = self._compiled.pop(asked, None)
+            if compilation is None or compilation.is_useless:
                 while len(self._compiled) >= MAX_COMPILED:
                     self._compiled.popitem(last=False)
-                future = self._submit(asked)
-            self._compiled[asked] = future
-            return future
+                compilation = Compilation(self._submit(asked))
+            compilation.num_waiting += 1
+            self._compiled[asked] = compilation
+            return compilation
+
+    def _leave(self, compilation: Compilation) -> None:
+        """The last to leave takes what has not begun with it; what has begun goes on, within the compiler's limits."""
+        with self._lock:
+            compilation.num_waiting -= 1
+            if not compilation.num_waiting:
+                compilation.future.cancel()
 
     def _submit(self, asked: Asked) -> Future[CompiledGrammar]:
         """The thread that this may start gets a stack of its own size: it is set for all threads that start."""
@@ -276,10 +303,6 @@ class MaskWriter:
             if time.perf_counter() - started > SLOW_STEP_SECONDS:
                 self._watched_steps = WATCHED_STEPS
         return {place: fault for place, (matcher, _, _) in enumerate(rows) if (fault := matcher.fault())}
-
-
-def _is_worn(future: Future[CompiledGrammar]) -> bool:
-    return future.done() and future.exception() is None and future.result().is_worn
 
 
 def _brief(reason: str) -> str:

@@ -1,0 +1,101 @@
+"""Compiling constraints: what several wait for together."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+
+from server_world import wait_until
+
+from octavo import LLM, StructuredOutputsParams, _native
+from octavo.errors import EngineFullError, RequestError
+from octavo.runtime import grammar
+from octavo.runtime.grammar import GrammarCompiler
+
+ASKED = StructuredOutputsParams(regex="[ab]{7}")
+OTHERS = [StructuredOutputsParams(regex=f"c{{{i}}}") for i in range(1, 1 + grammar.COMPILE_THREADS)]
+
+
+class Gate:
+    """Holds up all that is compiled until it is opened, and knows what was."""
+
+    def __init__(self, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.compiler = compiler
+        self.begun: list[str] = []
+        self.open = threading.Event()
+        self._threads = ThreadPoolExecutor(8)
+        self._monkeypatch = monkeypatch
+        compile_grammar = _native.compile_grammar
+
+        def gated(vocabulary: Any, text: str, **limits: Any) -> Any:
+            self.begun.append(text)
+            assert self.open.wait(60)
+            return compile_grammar(vocabulary, text, **limits)
+
+        monkeypatch.setattr(_native, "compile_grammar", gated)
+
+    def waits(self, params: StructuredOutputsParams, seconds: float = 60) -> Any:
+        """Asks on another thread, and returns once that waits."""
+        self._monkeypatch.setattr(grammar, "COMPILE_SECONDS", seconds)
+        waiting = self.num_waiting(params)
+        future = self._threads.submit(self.compiler.compile, params)
+        wait_until(lambda: self.num_waiting(params) > waiting or future.done())
+        return future
+
+    def num_waiting(self, params: StructuredOutputsParams) -> int:
+        compilation = self.compiler._compiled.get((params, None))
+        return compilation.num_waiting if compilation else 0
+
+    def fill(self) -> list[Any]:
+        """Takes all threads that compile."""
+        held = [self.waits(params) for params in OTHERS]
+        wait_until(lambda: len(self.begun) == len(OTHERS))
+        return held
+
+
+@pytest.fixture
+def gate(make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(make()._loaded().grammars, monkeypatch)
+    yield gate
+    gate.open.set()
+    gate._threads.shutdown()
+
+
+def test_who_stops_waiting_takes_nothing_from_the_others(gate: Gate) -> None:
+    held = gate.fill()
+    patient = gate.waits(ASKED)
+    with pytest.raises(EngineFullError, match="turn did not come"):
+        gate.waits(ASKED, 0.05).result()
+    assert not patient.done() and gate.num_waiting(ASKED) == 1
+    gate.open.set()
+    compiled = patient.result(60)
+    assert gate.compiler.compile(ASKED) is compiled
+    assert len(gate.begun) == len(OTHERS) + 1 and all(future.result(60) for future in held)
+
+
+def test_what_nobody_waits_for_is_not_begun(gate: Gate) -> None:
+    held = gate.fill()
+    for _ in range(2):
+        with pytest.raises(EngineFullError):
+            gate.waits(ASKED, 0.05).result()
+    gate.open.set()
+    assert all(future.result(60) for future in held) and len(gate.begun) == len(OTHERS)
+    gate.waits(ASKED).result(60)  # and may be asked for again
+    assert len(gate.begun) == len(OTHERS) + 1
+
+
+def test_what_has_begun_is_kept_though_nobody_waits(gate: Gate) -> None:
+    with pytest.raises(RequestError, match=r"more than 0\.05 s to compile"):
+        gate.waits(ASKED, 0.05).result()
+    later = gate.waits(ASKED)
+    gate.open.set()
+    assert gate.compiler.compile(ASKED) is later.result(60)
+    assert len(gate.begun) == 1
