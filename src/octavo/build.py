@@ -36,6 +36,7 @@ from octavo.model_files import (
 from octavo.ops.native import NativeOps
 from octavo.ops.passes import Buffer, Rows
 from octavo.runtime.draft_model import DraftingRunner
+from octavo.runtime.grammars import Grammars
 from octavo.runtime.inputs import InputWriter
 from octavo.runtime.kv_cache import CachePlan, GroupSpec
 from octavo.runtime.memory import available_memory
@@ -182,6 +183,7 @@ def build(config: EngineConfig) -> LoadedModel:
         cache_bytes=plan.bytes,
         weight_bytes=sum(part.weight_bytes for part in parts),
         pool=machine.pool,
+        grammars=Grammars(tokenizer, limits.vocab_size, limits.eos_token_ids, machine.pool),
     )
 
 

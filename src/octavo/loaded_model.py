@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo import _native
 from octavo.embedding import Embedding
@@ -13,13 +13,11 @@ from octavo.engine.admission import Limits, admit
 from octavo.engine.engine import Engine
 from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.errors import RequestError
+from octavo.runtime.grammars import Grammars
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from octavo.runtime.grammar import GrammarCompiler
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class LoadedModel:
     cache_bytes: int
     weight_bytes: int
     pool: _native.ThreadPool
+    grammars: Grammars
 
     @property
     def max_model_len(self) -> int:
@@ -47,13 +46,6 @@ class LoadedModel:
     @cached_property
     def max_token_bytes(self) -> int:
         return max(len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab_size))
-
-    @cached_property
-    def grammars(self) -> GrammarCompiler:
-        # llguidance takes 40 ms to import, and its own form of the vocabulary longer.
-        from octavo.runtime.grammar import GrammarCompiler
-
-        return GrammarCompiler(self.tokenizer, self.limits.vocab_size, self.limits.eos_token_ids, self.pool)
 
     def admit(
         self,

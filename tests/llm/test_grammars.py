@@ -1,11 +1,13 @@
-"""Compiling constraints: what several wait for together."""
+"""Compiling constraints: what several wait for together, and an installation that cannot do it."""
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
 from server_world import wait_until
 
-from octavo import LLM, StructuredOutputsParams, _native
+from octavo import LLM, SamplingParams, StructuredOutputsParams, _native
 from octavo.errors import EngineFullError, RequestError
-from octavo.runtime import grammar
+from octavo.runtime import grammar, grammars
 from octavo.runtime.grammar import GrammarCompiler
 
+PROMPT = [72, 105]
 ASKED = StructuredOutputsParams(regex="[ab]{7}")
 OTHERS = [StructuredOutputsParams(regex=f"c{{{i}}}") for i in range(1, 1 + grammar.COMPILE_THREADS)]
 
@@ -63,7 +66,7 @@ class Gate:
 
 @pytest.fixture
 def gate(make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate(make()._loaded().grammars, monkeypatch)
+    gate = Gate(make()._loaded().grammars.compiler(), monkeypatch)
     yield gate
     gate.open.set()
     gate._threads.shutdown()
@@ -99,3 +102,46 @@ def test_what_has_begun_is_kept_though_nobody_waits(gate: Gate) -> None:
     gate.open.set()
     assert gate.compiler.compile(ASKED) is later.result(60)
     assert len(gate.begun) == 1
+
+
+@pytest.mark.parametrize("installed", ["1.8.4", "1.10.0", "2.0", "0.9", "odd", None])
+def test_another_version_is_told_at_start_and_never_tried(
+    make: Callable[..., LLM], installed: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def version(name: str) -> str:
+        if installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(grammars, "version", version)
+    monkeypatch.setattr(grammar, "GrammarCompiler", pytest.fail)
+    llm = make()
+    assert llm.generate([PROMPT], SamplingParams(max_tokens=3), use_tqdm=False)  # the rest works
+    assert "Structured output is not possible" in caplog.text
+    for _ in range(2):
+        with pytest.raises(RequestError, match=re.escape("llguidance>=1.9,<1.10")) as caught:
+            llm.generate([PROMPT], SamplingParams(structured_outputs=ASKED), use_tqdm=False)
+        assert caught.value.param == "structured_outputs" and (installed or "not installed") in str(caught.value)
+
+
+def test_a_library_of_another_layout_is_loaded_once(make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[Any] = []
+
+    class Other:
+        default_limits = (1, 2, 3)
+
+        def __init__(self, *_: Any) -> None:
+            tries.append(self)
+
+    monkeypatch.setattr(_native, "GrammarVocabulary", Other)
+    llm = make()
+    assert not tries
+    for _ in range(3):
+        with pytest.raises(RequestError, match="another layout"):
+            llm.generate([PROMPT], SamplingParams(structured_outputs=ASKED), use_tqdm=False)
+    assert len(tries) == 1
+
+
+def test_the_versions_are_those_that_are_installed_with_octavo() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'"llguidance{grammars.RANGE}"' in project and grammars.version_fault() == ""

@@ -261,7 +261,7 @@ def test_exactly_one_constraint() -> None:
 
 
 def test_compiled_grammars_are_kept_within_a_bound(make: Callable[..., LLM]) -> None:
-    compiler = make()._loaded().grammars
+    compiler = make()._loaded().grammars.compiler()
     first = StructuredOutputsParams(regex="a{1,3}")
     compiled = compiler.compile(first)
     assert compiler.compile(StructuredOutputsParams(regex="a{1,3}")) is compiled
@@ -277,7 +277,7 @@ def test_a_grammar_that_fails_ends_its_own_request(llm: LLM) -> None:
     constraint = StructuredOutputsParams(grammar="start: " + " | ".join(f'"a{i}"' for i in range(3000)))
     failing = SamplingParams(structured_outputs=constraint)
     fine = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["fine"]))
-    compiler = llm._loaded().grammars
+    compiler = llm._loaded().grammars.compiler()
     before = compiler.compile(constraint)
     for _ in range(2):
         with pytest.raises(GenerationError, match="grammar failed") as caught:

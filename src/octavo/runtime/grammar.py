@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 import llguidance
@@ -19,6 +18,7 @@ import numpy as np
 from octavo import _native
 from octavo.errors import ConfigError, EngineFullError, RequestError
 from octavo.runtime.constraint import grammar_of
+from octavo.runtime.grammars import unusable
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
@@ -85,9 +85,11 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        if not self._eos_token_ids:
+            raise ConfigError("the model has no end-of-sequence token, so that no such reply could end.")
+        self._vocabulary = _vocabulary(tokenizer, vocab_size, self._eos_token_ids)
         self._masks = MaskWriter(pool)
         self._lock = threading.Lock()
-        self._vocabulary: _native.GrammarVocabulary | None = None
         self._compiled: OrderedDict[Asked, Compilation] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -95,7 +97,6 @@ class GrammarCompiler:
         """Blocks until it is compiled, to hold after reasoning. RequestError: why it cannot be enforced.
         EngineFullError: its turn did not come in time.
         """
-        self._prepare()
         compilation = self._join((params, reasoning))
         try:
             return compilation.future.result(COMPILE_SECONDS)
@@ -146,7 +147,6 @@ class GrammarCompiler:
         text = grammar_of(params, self._tokenizer.control_texts, reasoning)
         if "\0" in text:
             raise RequestError(f"structured_outputs.{params.kind} holds a NUL character.", "structured_outputs")
-        assert self._vocabulary is not None
         start = _native.compile_grammar(self._vocabulary, text, **LIMITS)
         began = time.thread_time()
         if not start.error:
@@ -161,17 +161,6 @@ class GrammarCompiler:
             )
         return CompiledGrammar(start, self._eos_token_ids, self._masks)
 
-    def _prepare(self) -> None:
-        """Makes llguidance's own form of the vocabulary, once, while all else goes on."""
-        if not self._eos_token_ids:
-            raise RequestError(
-                "structured_outputs needs a model with an end-of-sequence token, or no reply could end.",
-                "structured_outputs",
-            )
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = _vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
-
 
 def _vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> _native.GrammarVocabulary:
     tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
@@ -181,10 +170,10 @@ def _vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[
     try:
         vocabulary = _native.GrammarVocabulary(llguidance._lib.__file__, marked, sorted(eos_token_ids), cutter, SLICES)
     except RuntimeError as error:
-        raise ConfigError(f"llguidance {version('llguidance')} cannot be used: {error}") from None
+        raise ConfigError(unusable(str(error))) from None
     known = llguidance.LLParserLimits()
     if vocabulary.default_limits != tuple(getattr(known, name) for name in LIMIT_NAMES):
-        raise ConfigError(f"llguidance {version('llguidance')} cannot be used: its C interface has another layout.")
+        raise ConfigError(unusable("its C interface has another layout."))
     return vocabulary
 
 
