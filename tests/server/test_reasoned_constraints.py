@@ -28,6 +28,12 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endif %}"""
 MARKERS = {"<think>": tiny.BASE["vocab_size"] - 2, "</think>": tiny.BASE["vocab_size"] - 1}
 BEGIN, END = MARKERS.values()
+# What may begin or end with white space, which is its own then.
+SPACED: list[tuple[dict[str, Any], str]] = [
+    ({"structured_outputs": {"choice": [" Paris", "\n\nRome "]}}, " Paris|\n\nRome "),
+    ({"structured_outputs": {"regex": "[ \\n]{1,3}[0-9]{2}\\n\\n"}}, "[ \n]{1,3}[0-9]{2}\n\n"),
+    ({"structured_outputs": {"grammar": 'start: " " /[a-c]+/ "\\n"?'}}, " [a-c]+\n?"),
+]
 CONSTRAINTS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "[0-9]{3}"}}, "[0-9]{3}"),
     ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
@@ -79,6 +85,41 @@ def test_the_answer_after_the_reasoning_is_held_to_it(server: RealServer, asked:
     assert content and re.fullmatch(pattern, content)
     content, reasoning = ask(server, **asked, **open_ended, logit_bias={BEGIN: -100, ord("<"): -100})
     assert content and re.fullmatch(pattern, content) and not reasoning
+
+
+@pytest.mark.parametrize(("asked", "pattern"), SPACED)
+def test_white_space_of_the_answer_is_kept(server: RealServer, asked: dict[str, Any], pattern: str) -> None:
+    """The tokens that were sampled say what the text is."""
+    for more in (
+        {"logit_bias": {END: 3}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {BEGIN: -100, ord("<"): -100}},
+        {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {BEGIN: 50, END: 49}},
+    ):
+        for seed in range(3):
+            content, _ = ask(server, **asked, **more, seed=seed)
+            assert content and re.fullmatch(pattern, content), (more, content)
+
+
+def test_an_answer_that_looks_like_reasoning_is_the_answer(server: RealServer) -> None:
+    text = "<think>ab</think> c"
+    for more in ({"chat_template_kwargs": {"enable_thinking": False}}, {"logit_bias": {END: 3}}):
+        content, reasoning = ask(server, structured_outputs={"choice": [text]}, **more)
+        assert content == text and bool(reasoning) == ("logit_bias" in more)
+
+
+def test_a_grammar_knows_nothing_of_what_comes_before_it(server: RealServer) -> None:
+    for name in ("answer", "start", "thinking"):
+        for thinking in (True, False):
+            status, reply = server.raw(
+                CHAT,
+                messages=USER,
+                structured_outputs={"grammar": f'start: "a" @{name}?'},
+                chat_template_kwargs={"enable_thinking": thinking},
+            )
+            assert status == 400 and f"unknown grammar @{name}" in reply["error"]["message"], reply
+    status, reply = server.raw(CHAT, messages=USER, structured_outputs={"grammar": 'start: "a" thinking?'})
+    assert status == 400 and "thinking" in reply["error"]["message"]
 
 
 def test_a_prompt_that_ends_the_reasoning_leaves_the_answer(server: RealServer) -> None:

@@ -47,6 +47,14 @@ def test_reasoning_is_split_off(text: str, inside: bool, reasoning: str, content
     assert read(text, inside=inside) == (reasoning, content)
 
 
+@given(reasoning=st.text("ab \n", max_size=4), content=st.text("ab \n", max_size=6), inside=st.booleans())
+def test_content_whose_white_space_counts_comes_as_it_is(reasoning: str, content: str, inside: bool) -> None:
+    text = f"{'' if inside else '<think>'}{reasoning}</think>{content}"
+    for place in range(len(text) + 1):
+        got = read([text[:place], text[place:]], inside=inside, keeps_space=True)
+        assert got == (reasoning.strip(), content)
+
+
 @given(
     pieces=st.lists(st.sampled_from(["<think>", "</think>", "<think", ">", "</", " ", "\n", "a", "é"]), max_size=20),
     inside=st.booleans(),

@@ -29,6 +29,11 @@ class Grammar(Protocol):
         """What ends an output where the grammar lets it end."""
         ...
 
+    @property
+    def keeps_space(self) -> bool:
+        """Whether an output may begin with white space that is its own."""
+        ...
+
     def matcher(self) -> Matcher:
         """A new one, at the beginning."""
         ...

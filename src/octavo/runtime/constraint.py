@@ -12,6 +12,7 @@ import llguidance
 from octavo.errors import RequestError
 from octavo.structured_outputs import MAX_GRAMMAR_RULES, StructuredOutputsParams, check_schema
 from octavo.text.lark import TEXT, reasoning_first
+from octavo.text.markers import SPACE
 from octavo.text.reasoning import Preamble
 
 # A run of white space has a bound, or a model that is at a loss would write nothing else to the end.
@@ -21,23 +22,8 @@ ESCAPES = 'nrbtf\\"'
 RULE = re.compile(r"^\s*[!?]?[A-Za-z_][\w.-]*\s*(\[[^\]\n]*\])?\s*(:|::=)", re.MULTILINE)
 
 
-def grammar_of(
-    params: StructuredOutputsParams, control_texts: Mapping[str, int], reasoning: Preamble | None = None
-) -> str:
-    """`control_texts`: of tokens that a model writes as one, which a trigger may be. `reasoning`: what may or must come
-    before.
-    """
-    text = _of(params, control_texts)
-    if reasoning is None:
-        return text
-    answer = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
-    answer[0]["name"] = "answer"
-    rules, opening = reasoning_first(reasoning, control_texts, then=r"/[ \n]{0,4}/")
-    start = "\n".join([TEXT, *rules, f"start: {opening} @answer"])
-    return json.dumps({"grammars": [{"lark_grammar": start}, *answer]})
-
-
-def _of(params: StructuredOutputsParams, control_texts: Mapping[str, int]) -> str:
+def grammar_of(params: StructuredOutputsParams, control_texts: Mapping[str, int]) -> str:
+    """`control_texts`: of tokens that a model writes as one, which a trigger may be."""
     try:
         match params.kind:
             case "json":
@@ -57,6 +43,23 @@ def _of(params: StructuredOutputsParams, control_texts: Mapping[str, int]) -> st
         if isinstance(error, RequestError):
             raise
         raise _error(params.kind, str(error)) from None
+
+
+def after_reasoning(text: str, reasoning: Preamble, control_texts: Mapping[str, int], parted: bool) -> str:
+    """The grammar of reasoning that may or must come, and then what `text` describes, which may be `parted` from it by
+    white space.
+    """
+    answer = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+    answer[0]["name"] = "answer"
+    rules, opening = reasoning_first(reasoning, control_texts, then=r"/[ \n]{0,4}/" if parted else "")
+    start = "\n".join([TEXT, *rules, f"start: {opening} @answer"])
+    return json.dumps({"grammars": [{"lark_grammar": start}, *answer]})
+
+
+def starts_with_space(params: StructuredOutputsParams) -> bool:
+    """Whether a structure in free text starts with white space, which then is its own wherever it stands."""
+    structures = json.loads(str(params.structural_tag))["structures"]
+    return any(structure["begin"].startswith(tuple(SPACE)) for structure in structures)
 
 
 def _of_schema(schema: Any, params: StructuredOutputsParams) -> str:

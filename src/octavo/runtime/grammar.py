@@ -14,12 +14,14 @@ from typing import Any
 import llguidance
 import llguidance._lib
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.errors import ConfigError, EngineFullError, RequestError
-from octavo.runtime.constraint import grammar_of
+from octavo.runtime.constraint import after_reasoning, grammar_of, starts_with_space
 from octavo.runtime.grammars import unusable
 from octavo.structured_outputs import StructuredOutputsParams
+from octavo.text.markers import SPACE
 from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
 
@@ -56,6 +58,7 @@ LIMIT_NAMES = (  # as they stand in the C interface
     "max_items_in_row", "initial_lexer_fuel", "step_lexer_fuel", "step_max_items", "max_lexer_states",
     "max_grammar_size", "precompute_large_lexemes", "verbose_errors",
 )  # fmt: skip
+SPACES = tuple(character.encode() for character in SPACE)
 SPECIAL = b"\xff"  # in front of the text of a token that is no text
 TOO_SLOW = "Its grammar takes too long: {:.1f} s were spent on choosing its tokens. Use a simpler one."
 
@@ -83,11 +86,14 @@ class GrammarCompiler:
         self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int], pool: _native.ThreadPool
     ) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
         if not self._eos_token_ids:
             raise ConfigError("the model has no end-of-sequence token, so that no such reply could end.")
         self._vocabulary = _vocabulary(tokenizer, vocab_size, self._eos_token_ids)
+        self._mask_words = -(-vocab_size // 32)
+        begins = np.zeros(32 * self._mask_words, np.bool_)
+        begins[:vocab_size] = [tokenizer.token_bytes(token_id).startswith(SPACES) for token_id in range(vocab_size)]
+        self._spaces = np.packbits(begins, bitorder="little").view("<u4")  # the tokens that begin with white space
         self._masks = MaskWriter(pool)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Asked, Compilation] = OrderedDict()
@@ -144,13 +150,27 @@ class GrammarCompiler:
             threading.stack_size(before)
 
     def _compile(self, params: StructuredOutputsParams, reasoning: Preamble | None) -> CompiledGrammar:
-        text = grammar_of(params, self._tokenizer.control_texts, reasoning)
+        """A grammar stands on its own, also where it follows reasoning: it can name nothing of what is around it."""
+        control_texts = self._tokenizer.control_texts
+        text = grammar_of(params, control_texts)
         if "\0" in text:
             raise RequestError(f"structured_outputs.{params.kind} holds a NUL character.", "structured_outputs")
+        start, mask = self._start(params, text)
+        keeps_space = bool((mask & self._spaces).any())
+        if params.kind == "structural_tag":
+            keeps_space = starts_with_space(params)
+        if reasoning is not None:
+            text = after_reasoning(text, reasoning, control_texts, parted=not keeps_space)
+            start, _ = self._start(params, text)
+        return CompiledGrammar(start, self._eos_token_ids, self._masks, keeps_space)
+
+    def _start(self, params: StructuredOutputsParams, text: str) -> tuple[_native.GrammarMatcher, NDArray[np.uint32]]:
+        """The beginning of a grammar, and which tokens may be its first."""
         start = _native.compile_grammar(self._vocabulary, text, **LIMITS)
+        mask = np.zeros((1, self._mask_words), np.uint32)
         began = time.thread_time()
         if not start.error:
-            _native.write_masks(None, [(start, 0, ())], np.empty((1, -(-self._vocab_size // 32)), np.uint32))
+            _native.write_masks(None, [(start, 0, ())], mask)
         spent = time.thread_time() - began
         reason = start.error
         if not reason and spent > MAX_FIRST_MASK_SECONDS:
@@ -159,7 +179,7 @@ class GrammarCompiler:
             raise RequestError(
                 f"structured_outputs.{params.kind} cannot be enforced: {_brief(reason)}", "structured_outputs"
             )
-        return CompiledGrammar(start, self._eos_token_ids, self._masks)
+        return start, mask
 
 
 def _vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> _native.GrammarVocabulary:
@@ -218,8 +238,11 @@ class _Cutter:
 class CompiledGrammar:
     """A constraint at its beginning, and what all its sequences have in common."""
 
-    def __init__(self, start: _native.GrammarMatcher, eos_token_ids: frozenset[int], masks: MaskWriter) -> None:
+    def __init__(
+        self, start: _native.GrammarMatcher, eos_token_ids: frozenset[int], masks: MaskWriter, keeps_space: bool
+    ) -> None:
         self._start = start
+        self.keeps_space = keeps_space
         self.eos_token_ids = eos_token_ids
         self.write_masks = masks.write
         self.is_worn = False  # a limit was met, perhaps of the lexer that all share: not to be used again

@@ -19,6 +19,7 @@ from octavo.server.tools import (
     check_tools,
     chosen_tools,
     constraint_of_calls,
+    held_format,
     is_forced,
     kept_tokens,
     preamble,
@@ -102,7 +103,9 @@ def chat_request(
     if kept := kept_tokens(service.tokenizer, format):
         params = replace(params, kept_special_token_ids=kept)
     if not format.eager:
-        return _admit(service, call, 0, prompt, params, body, reasoning=preamble(format, prompt_end, continued)), format
+        before = preamble(format, prompt_end, continued)
+        request = _admit(service, call, 0, prompt, params, body, reasoning=before)
+        return request, held_format(format, asked, request.grammar, before)
     try:
         calls = constraint_of_calls(format, service.tokenizer.control_texts)
         return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.config import ServerConfig
+from octavo.engine.grammar import Grammar
 from octavo.errors import RequestError
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text import reasoning
@@ -151,6 +152,19 @@ def preamble(format: ReplyFormat, prompt_end: str, continued: str) -> Preamble |
     if format.reasoning is None or begun or prompt_end.rstrip().endswith(format.reasoning.end):
         return None
     return Preamble(format.reasoning, format.inside)
+
+
+def held_format(
+    format: ReplyFormat, asked: StructuredOutputsParams | None, grammar: Grammar | None, before: Preamble | None
+) -> ReplyFormat:
+    """What the replies to a request are made of that asks for something after `before`: what comes of the grammar is
+    content as it is, though it may look like what else a reply is made of.
+    """
+    if asked is None or grammar is None:
+        return format
+    if before is None and asked.kind != "structural_tag":  # whose text is free
+        return replace(format, reasoning=None)
+    return replace(format, keeps_space=grammar.keeps_space)
 
 
 def constraint_of_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -> StructuredOutputsParams | None:

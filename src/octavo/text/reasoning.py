@@ -63,8 +63,9 @@ def is_open(prompt_end: str, format: ReasoningFormat) -> bool:
 class ReasoningSplitter:
     """Turns pieces of text into reasoning and content. Reasoning stands once, before everything else, or nowhere."""
 
-    def __init__(self, format: ReasoningFormat, inside: bool) -> None:
-        """`inside`: the text begins within reasoning."""
+    def __init__(self, format: ReasoningFormat, inside: bool, keeps_space: bool = False) -> None:
+        """`inside`: the text begins within reasoning. `keeps_space`: white space after it is content."""
+        self._keeps_space = keeps_space
         self._reasoning, self._content = Spaced(), Spaced()
         self._end = MarkerSearch([format.end])
         self._begin: MarkerSearch | None = None if inside else MarkerSearch([format.begin])
@@ -107,5 +108,5 @@ class ReasoningSplitter:
         return self._say_content("", last=True)
 
     def _say_content(self, text: str, last: bool = False) -> list[Event]:
-        told = self._content.feed(text) + (self._content.flush() if last else "")
+        told = text if self._keeps_space else self._content.feed(text) + (self._content.flush() if last else "")
         return [Content(told)] if told else []

@@ -24,6 +24,7 @@ class ReplyFormat:
     forced: bool = False  # a grammar makes calls, and nothing else but reasoning
     strict: frozenset[str] = frozenset()  # tools whose calls, if they are made, a grammar makes
     most_calls: int | None = None
+    keeps_space: bool = False  # white space after the reasoning is content
 
     @property
     def eager(self) -> bool:
@@ -39,7 +40,9 @@ class ReplySplitter:
 
     def __init__(self, format: ReplyFormat) -> None:
         self._include_reasoning = format.include_reasoning
-        self._reasoning = ReasoningSplitter(format.reasoning, format.inside) if format.reasoning else None
+        self._reasoning: ReasoningSplitter | None = None
+        if format.reasoning is not None:
+            self._reasoning = ReasoningSplitter(format.reasoning, format.inside, format.keeps_space)
         self._calls: CallParser | None = None
         if format.calls is not None:
             self._calls = CallParser(
