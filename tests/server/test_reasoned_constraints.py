@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 from real_server import RealServer
 from server_world import chunks, joined
@@ -120,6 +122,43 @@ def test_a_grammar_knows_nothing_of_what_comes_before_it(server: RealServer) -> 
             assert status == 400 and f"unknown grammar @{name}" in reply["error"]["message"], reply
     status, reply = server.raw(CHAT, messages=USER, structured_outputs={"grammar": 'start: "a" thinking?'})
     assert status == 400 and "thinking" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_the_other_routes_give_what_chat_gives(server: RealServer, seed: int) -> None:
+    """The whole answer and what was thought before it, as the official clients read them, streamed and not."""
+    schema = {"type": "array", "items": {"enum": ["a b", 7]}, "minItems": 2, "maxItems": 9}
+    given: Any = {"temperature": 1.5, "seed": seed, "logit_bias": {str(END): 5}}
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    content, reasoning = ask(server, response_format=format, **given)
+    assert reasoning and content and content[0] == "[" and set(json.loads(content)) <= {"a b", 7}
+    model = server.client.get("/v1/models").json()["data"][0]["id"]
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY", timeout=60) as client:
+        asked: Any = {"model": model, "input": USER, "max_output_tokens": 200, "extra_body": given}
+        asked["text"] = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+        whole = client.responses.create(**asked)
+        with client.responses.stream(**asked) as stream:
+            told = list(stream)
+            streamed = stream.get_final_response()
+        for response in (whole, streamed):
+            assert response.status == "completed" and response.output_text == content
+            thought, message = response.output
+            assert thought.type == "reasoning" and thought.content and thought.content[0].text == reasoning
+            assert message.type == "message"
+        assert "".join(e.delta for e in told if e.type == "response.output_text.delta") == content
+        assert "".join(e.delta for e in told if e.type == "response.reasoning_text.delta") == reasoning
+    with anthropic.Anthropic(base_url=server.url, api_key="any", timeout=60) as other:
+        asked = {"model": model, "messages": USER, "max_tokens": 200, "extra_body": given}
+        asked["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
+        sent = other.messages.create(**asked)
+        with other.messages.stream(**asked) as events:
+            text = "".join(events.text_stream)
+            final = events.get_final_message()
+        for answer in (sent, final):
+            assert answer.stop_reason == "end_turn"
+            thinking, block = answer.content
+            assert thinking.type == "thinking" and thinking.thinking == reasoning
+            assert block.type == "text" and block.text == content == text
 
 
 def test_a_prompt_that_ends_the_reasoning_leaves_the_answer(server: RealServer) -> None:
