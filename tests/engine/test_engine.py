@@ -7,6 +7,8 @@ import time
 
 import pytest
 from engine_world import VOCAB, FakeRunner, Oracle, request
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.engine import engine as engine_module
 from octavo.engine.drafter import NgramDrafter
@@ -21,6 +23,11 @@ PROMPT = [5, 9, 2, 6, 5, 3, 5, 8, 9]
 GROUPS = [CacheGroup("full", 64, 4)]
 
 
+class Unknown(dict[int, str | None]):
+    def __missing__(self, token_id: int) -> str | None:
+        return None
+
+
 class Letters:
     """A detokenizer whose token i is the letter chr(65 + i); holds back text that may begin a stop string."""
 
@@ -28,6 +35,7 @@ class Letters:
         self.stops = asked.params.stop_strings
         self.include = asked.params.include_stop_str_in_output
         self.stop_reason: str | None = None
+        self.texts = Unknown()
         self.held = ""
 
     def append(self, token_ids: list[int]) -> str:
@@ -256,6 +264,64 @@ def test_a_failing_detokenizer_ends_its_sequence_only(caplog) -> None:
     outputs = run(engine(detokenizer=Fails), request("bad", PROMPT), request("good", PROMPT))
     assert outputs["bad"].outputs[0].finish_reason == "error"
     assert outputs["good"].outputs[0].finish_reason == "length"
+
+
+class Known(Letters):
+    """Has a table of texts, which holds until something has been held back."""
+
+    def __init__(self, asked, index: int) -> None:
+        super().__init__(asked, index)
+        self.look_ahead()
+
+    def append(self, token_ids: list[int]) -> str:
+        text = super().append(token_ids)
+        self.look_ahead()
+        return text
+
+    def look_ahead(self) -> None:
+        begins = {stop[0] for stop in self.stops}
+        table = Unknown({i: letter for i in range(200) if (letter := self.decode_token(i)) not in begins})
+        self.texts = Unknown() if self.held else table
+
+
+@given(st.lists(st.text("ABCD", min_size=1, max_size=2), max_size=3), st.booleans(), st.integers(0, 99))
+def test_known_texts_are_what_the_detokenizers_would_have_said(stop: list[str], detokenize: bool, seed: int) -> None:
+    def outputs(detokenizer: type[Letters]) -> list[tuple]:
+        asked = []
+        for number in range(4):
+            stops = stop if number != 1 else []
+            params = SamplingParams(max_tokens=20, n=1 + number % 2, stop=stops, detokenize=detokenize or bool(stops))
+            plain = request(f"r{number}", [number, *PROMPT], max_tokens=20, seed=seed)
+            asked.append(dataclasses.replace(plain, params=params))
+        found = run(engine(detokenizer=detokenizer), *asked)
+        return [(one.text, one.token_ids, one.finish_reason, one.stop_reason)
+                for name in sorted(found) for one in found[name].outputs]  # fmt: skip
+
+    assert outputs(Known) == outputs(Letters)
+
+
+def test_a_table_of_texts_that_fails_ends_its_sequence_only(caplog) -> None:
+    class NoTable(dict[int, str | None]):
+        def __missing__(self, token_id: int) -> str | None:
+            raise RuntimeError("broken table")
+
+    class Fails(Known):
+        def __init__(self, asked, index: int) -> None:
+            super().__init__(asked, index)
+            if asked.request_id == "bad":
+                self.texts = NoTable()
+
+        def append(self, token_ids: list[int]) -> str:
+            if isinstance(self.texts, NoTable):
+                return self.texts[token_ids[0]] or ""
+            return super().append(token_ids)
+
+    caplog.set_level(logging.CRITICAL)
+    good = request("good", PROMPT)
+    outputs = run(engine(detokenizer=Fails), request("bad", PROMPT), good)
+    assert outputs["bad"].outputs[0].finish_reason == "error" and "broken table" in (outputs["bad"].error or "")
+    alone = run(engine(detokenizer=Letters), good)["good"].outputs[0]
+    assert (outputs["good"].outputs[0].finish_reason, outputs["good"].outputs[0].text) == ("length", alone.text)
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_tokenizers import byte_level, sentencepiece
 
-from octavo.text.detokenizer import Detokenizer
+from octavo.text.detokenizer import UNKNOWN, Detokenizer
 from octavo.text.tokenizer import Tokenizer
 
 TOKENIZERS = {"byte-level": byte_level(), "sentencepiece": sentencepiece()}
@@ -39,6 +39,24 @@ def test_stream_equals_whole(output: tuple[Tokenizer, list[int], list[list[int]]
     assert "".join(deltas) == whole
     assert sum(d.count("\ufffd") for d in deltas) == whole.count("\ufffd")
     assert detokenizer.num_tokens == len(ids)
+
+
+@given(outputs(), st.booleans(), st.lists(st.text("the ca\n漢", min_size=1, max_size=4), max_size=1), st.integers(0, 3))
+def test_a_known_text_is_what_the_token_would_add(
+    output: tuple[Tokenizer, list[int], list[list[int]]], skip: bool, stop: list[str], prompt: int
+) -> None:
+    """Whoever takes the text from the table, wherever it has one, gets what one that is given all tokens says."""
+    tokenizer, ids, _ = output
+    options = {"skip_special_tokens": skip, "stop": stop, "prompt_token_ids": ids[:prompt]}
+    told, asked = Detokenizer(tokenizer, **options), Detokenizer(tokenizer, **options)
+    deltas = []
+    for token_id in ids:
+        known = told.texts[token_id]
+        assert known is None or not stop
+        deltas.append(told.append([token_id]) if known is None else known)
+    asked.texts = UNKNOWN  # so that a single token is looked at too
+    assert "".join(deltas) == asked.append(ids)
+    assert told.finish() == asked.finish()
 
 
 @given(outputs(), st.booleans())

@@ -41,6 +41,9 @@ class DecodeFeeds:
             if detokenizer is None:
                 continue
             try:
+                if (text := detokenizer.texts[token_id]) is not None:
+                    output.text = text
+                    continue
                 output.text = detokenizer.append(output.token_ids)
                 if detokenizer.stop_reason is not None:
                     output.stop_reason = detokenizer.stop_reason

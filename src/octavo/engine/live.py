@@ -1,6 +1,7 @@
 """What the engine remembers of a request that has not ended."""
 
 import math
+from collections.abc import Mapping
 from typing import Protocol
 
 from octavo.engine.best_of import BestOf
@@ -11,6 +12,8 @@ class Detokenizer(Protocol):
     """Turns the tokens of one sequence into text, and holds back what may yet become a stop string."""
 
     stop_reason: str | None  # the stop string that has been found
+    # What the next token adds, by its id, where that is known without `append`, which may be left out then; else None.
+    texts: Mapping[int, str | None]
 
     def append(self, token_ids: list[int]) -> str:
         """New text that is certain; cut at a stop string."""

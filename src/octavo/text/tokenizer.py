@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,8 +70,7 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1)
         self._spelling, self.strips_leading_space = _spelling(backend.decoder)
         self._bytes: dict[int, bytes] = {}
-        # The texts of those of them that are whole characters, but for control tokens: an output may leave these out.
-        self.whole_texts: dict[int, str] = {}
+        self.whole_texts = _WholeTexts(self.token_bytes, self.control_ids)
         self._plain = _PlainTwin(backend, self._added, self.control_ids)
         self._anchored = _PlainTwin(backend, self._added, self.control_ids, ANCHOR)
         self._warned = False
@@ -190,9 +188,6 @@ class Tokenizer:
         data = self._bytes.get(token_id)
         if data is None:
             data = self._bytes[token_id] = self._token_bytes(token_id)
-            with suppress(UnicodeDecodeError):
-                if token_id not in self.control_ids:
-                    self.whole_texts[token_id] = data.decode()
         return data
 
     def _token_bytes(self, token_id: int) -> bytes:
@@ -220,6 +215,25 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether `token_id` is a control token, which `skip_special_tokens` leaves out of a text."""
         return token_id in self.control_ids
+
+
+class _WholeTexts(dict[int, str | None]):
+    """The text of each token that is whole characters; None for the others, and for control tokens, which an output
+    may leave out. Filled at first sight: all of a vocabulary takes 0.1 s and more, which no start has to spare.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], control_ids: frozenset[int]) -> None:
+        super().__init__(dict.fromkeys(control_ids))
+        self._token_bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> str | None:
+        text: str | None
+        try:
+            text = self._token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
 
 
 def _encode(backend: tokenizers.Tokenizer, text: str) -> list[int]:
