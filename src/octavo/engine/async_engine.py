@@ -250,13 +250,10 @@ class AsyncEngine:
 
     def _take(self) -> bool:
         """Empties the inbox, after sleeping on it where there is no work; False at the end."""
-        block = not self._engine.has_work()
-        while True:
-            try:
-                message = self._inbox.get(block)
-            except queue.Empty:
-                return True
-            block = False
+        sleeps = not self._engine.has_work()
+        while sleeps or not self._inbox.empty():
+            message = self._inbox.get()
+            sleeps = False
             if message is None:
                 return False
             if isinstance(message, str):
@@ -278,6 +275,7 @@ class AsyncEngine:
                     error = OctavoError("The request could not be started; the log says more.")
                 self._fail(stream, error)
             del stream  # held here, it would outlive its reader
+        return True
 
     def _is_taken(self, request_id: str) -> bool:
         """Whether the request that the engine has of this id is the one that the id stands for still."""
