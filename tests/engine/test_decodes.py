@@ -48,6 +48,24 @@ def test_a_step_looks_only_at_those_that_have_filled_a_block(monkeypatch: pytest
     w.verify()
 
 
+def test_they_go_on_together_while_a_step_is_in_flight() -> None:
+    """Those that join or end in between take nobody else out."""
+    w = world(12)
+    w.ahead = 1
+    for number in range(12, 24):
+        w.add(request(f"r{number}", [number, *PROMPT], max_tokens=3 * (number - 8), eos=frozenset({7})))
+    for _ in range(6):
+        w.step()
+    for _ in range(30):
+        w.step()
+        batch, _ = w.in_flight[-1]
+        running = len(w.scheduler.running)
+        assert running - 2 <= len(batch.decodes) <= running + 2, "all but who ends now"
+        assert len(batch.others) <= 2
+    w.run()
+    w.verify()
+
+
 def test_whoever_asks_for_more_than_a_token_is_not_among_them() -> None:
     w = world(2)
     w.add(request("scored", PROMPT, max_tokens=30, logprobs=1))
@@ -96,7 +114,7 @@ def test_a_fault_of_all_ends_them_and_nobody_else(monkeypatch: pytest.MonkeyPatc
     assert batch is not None and len(batch.decodes) == 3
     w.add(request("later", PROMPT, max_tokens=9))
     with monkeypatch.context() as broken:
-        broken.setattr(w.scheduler.decodes, "commit", lambda tokens: 1 / 0)
+        broken.setattr(w.scheduler.decodes, "commit", lambda *given: 1 / 0)
         news = list(w.scheduler.commit(batch, w.runner.launch(batch).outputs()))
     assert {(new.request_id, new.finish_reason) for new in news} == {(f"r{n}", "error") for n in range(3)}
     w._collect(news)

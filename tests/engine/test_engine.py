@@ -338,6 +338,34 @@ def test_abort_at_any_time(num_steps: int, lookahead: int) -> None:
     e.scheduler.check()
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_nothing_computed_before_a_reset_is_found_after_it(lookahead: int) -> None:
+    """Also not what a step in flight has computed, and is committed later."""
+    e = engine(lookahead=lookahead)
+    e.add(request("before", PROMPT, max_tokens=9))
+    e.step()
+    assert len(e._in_flight) == lookahead
+    e.reset_prefix_cache()
+    while e.has_work():
+        e.step()
+    assert run(e, request("after", PROMPT, max_tokens=2))["after"].num_cached_tokens == 0
+    assert run(e, request("again", PROMPT, max_tokens=2))["again"].num_cached_tokens == 8
+
+
+def test_whoever_waits_for_its_tokens_is_in_every_step() -> None:
+    """Beside others that do not need theirs, it is not at half their pace."""
+    e = engine(lookahead=1)
+    e.add(request("free", PROMPT, max_tokens=20))
+    e.add(request("bound", PROMPT[::-1], max_tokens=20, presence_penalty=1.0))
+    seen: dict[str, list[int]] = {"free": [], "bound": []}
+    steps = 0
+    while e.has_work():
+        for news in e.step():
+            seen[news.request_id].append(steps)
+        steps += 1
+    assert steps <= 23 and max(seen["bound"]) <= 22
+
+
 def test_counts_are_exact() -> None:
     e = engine()
     tokens, _ = Oracle([0]).run(request("r", PROMPT, max_tokens=20), 0)

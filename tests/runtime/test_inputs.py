@@ -64,9 +64,9 @@ def test_patched_arrays_are_those_of_a_new_writer(
         batch = scheduler.schedule()
         if batch is not None:
             num_decodes += len(batch.decodes)
-            patched.write(batch, sampled)
+            patched.write(batch, sampled.copy)
             other, new = writer(groups)
-            new.write(Batch(batch.step, batch.ranges, batch.copies, batch.opened), sampled)
+            new.write(Batch(batch.step, batch.ranges, batch.copies, batch.opened), sampled.copy)
             assert arrays(step, windows) == arrays(other, windows)
             outputs = [
                 generator.randrange(9)
@@ -84,7 +84,7 @@ def test_patched_arrays_are_those_of_a_new_writer(
             scheduler.commit(*pending.pop(0))
         scheduler.check()
     assert num_asked > 30
-    assert num_decodes > (300 if not lookahead else -1)
+    assert num_decodes > 300
     assert scheduler.num_preemptions > 0 or num_blocks == 200
 
 

@@ -1,10 +1,13 @@
 """Plain decodes: the running sequences that get one token in every step, moved on together."""
 
-from collections import Counter
+from collections import Counter, deque
+from dataclasses import replace
 
 from octavo.engine.batch import ScheduledRange
 from octavo.engine.fair_share import Share
 from octavo.engine.request import Sequence
+
+Alone = list[tuple[ScheduledRange, int]]  # ranges that are committed by themselves, with their tokens
 
 
 class Decodes:
@@ -12,27 +15,30 @@ class Decodes:
 
     A sequence joins once and stays until something happens to it. What a step changes of all of them is one pass over
     them here; the scheduler looks at a single one when it is due: its block is full, or its next token is its last.
-    `ranges` is replaced, never changed, so that whoever keeps it sees by identity that nobody has left or joined.
+    The next step may be scheduled before the last one is committed: whoever is in one is in all later ones too, as
+    long as it stays. `ranges` is replaced, never changed, so that whoever keeps it sees by identity that nobody has
+    left or joined.
     """
 
     def __init__(self, block_size: int) -> None:
         self.ranges: list[ScheduledRange] = []
-        self.in_flight = False
         self._block_size = block_size
         self._lines: list[tuple[list[int], frozenset[int]]] = []  # of each: where its tokens go, and what stops it
         self._shares = Counter[Share]()  # whose work they are
-        self._num_steps = 0
-        self._due: dict[int, list[ScheduledRange]] = {}  # by the step whose commit they are due at; some may have left
-        self._full: list[ScheduledRange] = []  # whose block is full, since the last step
+        self._step = 0  # the last one that was scheduled
+        # By the step that fills their block, or samples their last token; some may have left.
+        self._due: dict[int, list[ScheduledRange]] = {}
+        self._short: list[ScheduledRange] = []  # whose block is full, since the last step
+        self._filled: deque[tuple[int, list[ScheduledRange]]] = deque()  # and by steps that are not committed
 
     def __len__(self) -> int:
         return len(self.ranges)
 
     @staticmethod
     def suits(sequence: Sequence) -> bool:
-        """Whether a running sequence is a plain decode, with nothing of it in flight."""
+        """Whether a running sequence is a plain decode from here on, its last token known or being sampled."""
         start = sequence.num_computed_tokens
-        return start >= sequence.decodes_from and start + 1 == len(sequence.token_ids) and not sequence.draft_token_ids
+        return start >= sequence.decodes_from and start + 1 >= len(sequence.token_ids) and not sequence.draft_token_ids
 
     def join(self, joining: list[Sequence]) -> None:
         """Adds sequences, with blocks reserved for a token more."""
@@ -56,84 +62,108 @@ class Decodes:
         for place in places:
             sequence = self.ranges[place].sequence
             sequence.decode = None
-            sequence.num_pending_samples = int(self.in_flight)
+            sequence.num_pending_samples = sequence.num_computed_tokens + 1 - sequence.num_known_tokens
             self._shares[sequence.share] -= 1
             if not self._shares[sequence.share]:
                 del self._shares[sequence.share]
         self.ranges = [one for place, one in enumerate(self.ranges) if place not in places]
         self._lines = [line for place, line in enumerate(self._lines) if place not in places]
-        if not self.ranges:  # no commit will take out who is due
+        if not self.ranges:
             self._due.clear()
+            self._short.clear()
+            self._filled.clear()
 
     def disband(self) -> None:
         """Takes all of them out."""
-        for scheduled in self.ranges:
-            scheduled.sequence.decode = None
-            scheduled.sequence.num_pending_samples = int(self.in_flight)
-        self.ranges, self._lines, self.in_flight = [], [], False
-        self._shares.clear()
-        self._due.clear()
-        self._full.clear()
+        self._take_out(set(range(len(self.ranges))))
 
     def expect(self, sequence: Sequence) -> None:
-        """Makes a sequence due at the step that fills the block it is in, or yields the token before its last."""
+        """Makes a sequence due at the step that fills the block it is in, or samples its last token."""
         assert sequence.decode is not None
         start = sequence.num_computed_tokens
         steps = min(self._block_size - start % self._block_size, sequence.max_length - 1 - start)
-        self._due.setdefault(self._num_steps + steps, []).append(sequence.decode)
+        self._due.setdefault(self._step + steps, []).append(sequence.decode)
 
-    def take_full(self) -> list[Sequence]:
+    def take_short(self) -> list[Sequence]:
         """Those that need a block before they can go on, each told of once."""
-        full, self._full = self._full, []
-        return [scheduled.sequence for scheduled in full if scheduled.sequence.decode is scheduled]
+        short, self._short = self._short, []
+        return [scheduled.sequence for scheduled in short if scheduled.sequence.decode is scheduled]
 
-    def advance(self) -> None:
-        """Schedules a token of each."""
-        self.in_flight = bool(self.ranges)
-        self._num_steps += 1
-        for scheduled in self.ranges:
+    def advance(self, step: int) -> list[ScheduledRange]:
+        """Schedules a token of each, and returns them. Whose last one will be sampled has left when this returns."""
+        ranges = self.ranges
+        self._step = step
+        for scheduled in ranges:
             sequence = scheduled.sequence
             start = scheduled.start = sequence.num_computed_tokens
+            if start == len(sequence.token_ids):
+                sequence.token_ids.append(-1)
             sequence.num_computed_tokens = start + 1
         for share, count in self._shares.items():
             share.charge(count, count)
+        due = [scheduled for scheduled in self._due.pop(step, ()) if scheduled.sequence.decode is scheduled]
+        last = {id(one) for one in due if one.sequence.num_computed_tokens + 1 == one.sequence.max_length}
+        if len(last) < len(due):
+            filled = [scheduled for scheduled in due if id(scheduled) not in last]
+            self._short += filled
+            self._filled.append((step, filled))
+        if last:
+            self._take_out({place for place, scheduled in enumerate(ranges) if id(scheduled) in last})
+        return ranges
 
-    def commit(self, tokens: list[int]) -> tuple[list[int], list[tuple[ScheduledRange, int]], list[ScheduledRange]]:
-        """Appends a token to each. Returns the tokens of those that go on, which `ranges` now are; those that left, as
-        their token may be their last, with it; and those that have filled a block.
+    def commit(
+        self, step: int, ranges: list[ScheduledRange], tokens: list[int], num_later: int
+    ) -> tuple[list[ScheduledRange], list[int], Alone, list[ScheduledRange]]:
+        """Gives its token to each of a step's `ranges`, after which `num_later` more steps have been scheduled.
+
+        Returns those that go on, with their tokens; those that do not, to be committed alone: they have left since, or
+        leave now, as their token may be their last; and those that have filled a block.
         """
-        places = set()
-        for place, ((known, stops), token) in enumerate(zip(self._lines, tokens, strict=True)):
-            known.append(token)
-            if token in stops:
-                places.add(place)
-        longest = set()
-        for scheduled in self._due.pop(self._num_steps, ()):
-            sequence = scheduled.sequence
-            if sequence.decode is not scheduled:  # it has left
-                continue
-            if len(sequence.token_ids) < sequence.max_length:
-                self._full.append(scheduled)
-            else:
-                longest.add(id(scheduled))
-        if longest:
-            places.update(place for place, scheduled in enumerate(self.ranges) if id(scheduled) in longest)
-        ended = [(self.ranges[place], tokens[place]) for place in sorted(places)]
-        if places:
-            self._take_out(places)
-            tokens = [token for place, token in enumerate(tokens) if place not in places]
-        self.in_flight = False
-        return tokens, ended, [scheduled for scheduled in self._full if scheduled.sequence.decode is scheduled]
+        lines = self._lines if ranges is self.ranges else [_line_of(scheduled.sequence) for scheduled in ranges]
+        ended = {id(ranges[place]) for place, ((_, stops), token) in enumerate(zip(lines, tokens, strict=True))
+                 if token in stops and ranges[place].sequence.decode is ranges[place]}  # fmt: skip
+        if ended:
+            self._take_out({place for place, scheduled in enumerate(self.ranges) if id(scheduled) in ended})
+        alone: Alone = []
+        if ranges is not self.ranges:
+            stays = [scheduled.sequence.decode is scheduled for scheduled in ranges]
+            if not all(stays):
+                alone = [(oldest_of(ranges[place]), tokens[place]) for place, stay in enumerate(stays) if not stay]
+                lines = [line for line, stay in zip(lines, stays, strict=True) if stay]
+                tokens = [token for token, stay in zip(tokens, stays, strict=True) if stay]
+                ranges = [scheduled for scheduled, stay in zip(ranges, stays, strict=True) if stay]
+                if ranges == self.ranges:
+                    ranges = self.ranges
+        if num_later:
+            for (known, _), token in zip(lines, tokens, strict=True):
+                known[-num_later] = token
+        else:
+            for (known, _), token in zip(lines, tokens, strict=True):
+                known.append(token)
+        filled: list[ScheduledRange] = []
+        while self._filled and self._filled[0][0] <= step:
+            filled = self._filled.popleft()[1]
+        return ranges, tokens, alone, [scheduled for scheduled in filled if scheduled.sequence.decode is scheduled]
 
     def check(self) -> None:
         """Asserts what the passes rely on; for tests."""
-        awaited = {id(scheduled) for due in (*self._due.values(), self._full) for scheduled in due}
+        awaited = {id(scheduled) for due in (*self._due.values(), self._short) for scheduled in due}
         shares = Counter[Share]()
         for scheduled, line in zip(self.ranges, self._lines, strict=True):
             sequence = scheduled.sequence
             assert sequence.decode is scheduled and scheduled.is_current and id(scheduled) in awaited
             assert line[0] is sequence.token_ids and line[1] is sequence.request.stop_token_ids
-            assert sequence.num_computed_tokens + 1 == len(sequence.token_ids) + self.in_flight <= sequence.max_length
+            computed, known = sequence.num_computed_tokens, sequence.num_known_tokens
+            assert known <= computed + 1 < sequence.max_length and computed <= len(sequence.token_ids) <= computed + 1
             shares[sequence.share] += 1
         assert shares == self._shares, "work is charged to others"
         assert self.ranges or not self._due, "those that have left are remembered"
+
+
+def oldest_of(scheduled: ScheduledRange) -> ScheduledRange:
+    """A range of a plain decode as the oldest step in flight has it: what follows may have moved it on."""
+    return replace(scheduled, start=scheduled.sequence.num_known_tokens - 1)
+
+
+def _line_of(sequence: Sequence) -> tuple[list[int], frozenset[int]]:
+    return sequence.token_ids, sequence.request.stop_token_ids

@@ -31,10 +31,14 @@ class Engine:
     """Scheduler and runner, stepped by whoever owns it; not thread-safe.
 
     With `lookahead` steps launched beyond the one that is committed, a runner that returns from `launch` before it
-    has finished is never idle between steps. An exception of the runner ends the requests of that step with
-    finish_reason "error"; what can be told of one request ends that one: an error among the runner's outputs, outputs
-    that cannot be committed, a failing detokenizer (its sequence). What `step` itself raises is a fault of the engine,
-    which is then dead. A request whose time is over ends before the next step, with finish_reason "timeout".
+    has finished is never idle between steps: the next one is scheduled and written while one runs, and what one has
+    brought is told while the next one runs. Where a sequence needs what it samples before it can go on, the step is
+    committed before the next one is scheduled, and only its text waits.
+
+    An exception of the runner ends the requests of that step with finish_reason "error"; what can be told of one
+    request ends that one: an error among the runner's outputs, outputs that cannot be committed, a failing detokenizer
+    (its sequence). What `step` itself raises is a fault of the engine, which is then dead. A request whose time is over
+    ends before the next step, with finish_reason "timeout".
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Engine:
         self._make_detokenizer = make_detokenizer
         self._lookahead = lookahead
         self._in_flight: deque[tuple[Batch, Pending]] = deque()
+        self._reset_step = 0  # the last step scheduled when the prefix cache was reset
         self._live: dict[str, Live] = {}
         self._deadlines: list[tuple[float, str]] = []  # of live requests that have one, sorted
         # Requests whose prompts the last step has computed and of which nothing is told before they end.
@@ -73,6 +78,7 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Lets no later request find what has been computed so far."""
+        self._reset_step = self.scheduler.tables.last_step
         self.scheduler.reset_prefix_cache()
 
     @property
@@ -84,23 +90,23 @@ class Engine:
         return self.scheduler.has_work()
 
     def step(self) -> list[SequenceOutput]:
-        """Schedules and launches one step, and commits the oldest launched one; returns what it brought, with text."""
-        news = self._expire()
+        """Schedules and launches one step, and commits the oldest launched one, once there are enough or where the next
+        cannot be scheduled before; returns what it brought, with text.
+        """
+        told = self._expire()
         self.computed_untold = []
+        committed: list[News] = []
+        while self.scheduler.awaits_commit():
+            committed.append(self._commit())
         batch = self.scheduler.schedule()
         if batch is not None:
             self._in_flight.append((batch, self._launch(batch)))
             self.stats.step_tokens.observe(batch.num_tokens)
-        if not self._in_flight or (batch is not None and len(self._in_flight) <= self._lookahead):
-            return news
-        batch, pending = self._in_flight.popleft()
-        self.computed_untold = [one.sequence.request.request_id for one in batch.others if _ends_untold_prompt(one)]
-        try:
-            outputs = pending.outputs()
-        except Exception as error:
-            logger.exception("Step %d failed; the %d requests in it end with an error.", batch.step, len(batch.ranges))
-            return news + self._deliver(self.scheduler.fail(batch, describe(error)))
-        return news + self._tell(self.scheduler.commit(batch, outputs))
+        if self._in_flight and not committed and (batch is None or len(self._in_flight) > self._lookahead):
+            committed.append(self._commit())
+        for news in committed:
+            told += self._tell(news)
+        return told
 
     def snapshot(self) -> Snapshot:
         """Numbers for metrics; may be called from another thread."""
@@ -137,6 +143,21 @@ class Engine:
             for output in ended:
                 output.error = f"The request reached its timeout of {live.request.timeout:g} seconds while {was}."
             news += ended
+        return news
+
+    def _commit(self) -> News:
+        """What the oldest step in flight brings, once it is over."""
+        batch, pending = self._in_flight.popleft()
+        self.computed_untold += [one.sequence.request.request_id for one in batch.others if _ends_untold_prompt(one)]
+        try:
+            outputs = pending.outputs()
+        except Exception as error:
+            logger.exception("Step %d failed; the %d requests in it end with an error.", batch.step, len(batch.ranges))
+            news = News([], [], self.scheduler.fail(batch, describe(error)))
+        else:
+            news = self.scheduler.commit(batch, outputs)
+        if batch.step <= self._reset_step:  # what it had computed by then has become findable
+            self.scheduler.reset_prefix_cache()
         return news
 
     def _launch(self, batch: Batch) -> Pending:

@@ -56,21 +56,23 @@ def longest_chunk(config: SchedulerConfig, start: int, room: int) -> int:
 
 
 def may_run_ahead(sequence: Sequence) -> bool:
-    """Whether the position after a token that is still being sampled may be computed already.
-
-    Not where the next row needs that token on the host, where it will fork the sequence, or where it is the last.
-    """
+    """Whether the position after a token that is still being sampled may be computed already."""
     num_outputs = len(sequence.token_ids) - sequence.num_prompt_tokens
-    request = sequence.request
-    return (
-        sequence.num_pending_samples > 0
-        and not sequence.draft_token_ids
-        and not sequence.has_penalties
-        and sequence.matcher is None
-        and not request.bad_word_ids
-        and sequence.num_samples == 1
-        and sequence.search is None
-        and num_outputs + 1 < request.max_tokens
+    goes_on = sequence.num_pending_samples > 0 and num_outputs + 1 < sequence.request.max_tokens
+    return goes_on and not awaits_token(sequence)
+
+
+def awaits_token(sequence: Sequence) -> bool:
+    """Whether a sequence goes on only when the token that is being sampled is committed: what comes next needs it on
+    the host, or it will fork.
+    """
+    return sequence.num_pending_samples > 0 and (
+        sequence.has_penalties
+        or sequence.matcher is not None
+        or bool(sequence.request.bad_word_ids)
+        or bool(sequence.draft_token_ids)
+        or sequence.num_samples != 1
+        or sequence.search is not None
     )
 
 

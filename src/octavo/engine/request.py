@@ -174,12 +174,17 @@ class Sequence:
         self.scheduled_time = 0.0  # of the first admission, time.monotonic()
 
     @property
+    def num_known_tokens(self) -> int:
+        """Tokens of the prompt and committed ones."""
+        known = len(self.token_ids)
+        while self.token_ids[known - 1] < 0:
+            known -= 1
+        return known
+
+    @property
     def num_output_tokens(self) -> int:
         """Committed generated tokens."""
-        known = len(self.token_ids)
-        while known > self.num_prompt_tokens and self.token_ids[known - 1] < 0:
-            known -= 1
-        return known - self.num_prompt_tokens
+        return self.num_known_tokens - self.num_prompt_tokens
 
     def write(self, position: int, samples: list[TokenOutput]) -> tuple[list[int], str | None, int | None]:
         """Writes tokens from `position` on until one ends the sequence: those written, and why it ends, if it does.

@@ -8,7 +8,7 @@ from operator import attrgetter
 from octavo.engine import beams, ranges
 from octavo.engine.batch import Batch, Output, RangeOutput, ScheduledRange
 from octavo.engine.block_tables import CacheGroup
-from octavo.engine.decodes import Decodes
+from octavo.engine.decodes import Decodes, oldest_of
 from octavo.engine.outputs import News, SequenceOutput, end_of, news_of
 from octavo.engine.queues import Queues, num_places
 from octavo.engine.request import Request, Sequence, Status, TokenOutput
@@ -99,22 +99,25 @@ class Scheduler:
         for pool in self.tables.pools:
             pool.forget()
 
+    def awaits_commit(self) -> bool:
+        """Whether a sequence or a drafter needs what a step in flight samples before the next one is scheduled."""
+        if not self.tables.num_in_flight:
+            return False
+        return self.speculation.drafter is not None or any(map(ranges.awaits_token, self._others()))
+
     def schedule(self) -> Batch | None:
         """The next step, or None where nothing can be computed before a step in flight is committed."""
         tables = self.tables
         batch = Batch(tables.last_step + 1, [], [], [[] for _ in tables.groups])
         if self.running and self.running[-1].order[0] > self.waiting.priority and (head := self.waiting.first()):
             self._yield_to_priority(head)
-        if self.decodes.in_flight:
-            self.decodes.disband()  # what comes after a token that is not known yet is looked at one by one
         for drafted in self.speculation.draft(self.running, self.waiting.first(), self.config):
             self.decodes.leave(drafted)
         if self._schedule_running(batch) and self.waiting:
             self._schedule_waiting(batch)
         if not batch.num_tokens:
             return None
-        self.decodes.advance()
-        batch.decodes = self.decodes.ranges
+        batch.decodes = self.decodes.advance(batch.step)
         tables.last_step = batch.step
         tables.num_in_flight += 1
         return batch
@@ -132,11 +135,11 @@ class Scheduler:
         alone: Iterable[tuple[ScheduledRange, Output]] = zip(batch.others, outputs[count:], strict=True)
         if count:
             tokens = [output for output in outputs[:count] if isinstance(output, int)]
-            if batch.decodes is self.decodes.ranges and len(tokens) == count:
-                news = self._commit_decodes(batch.decodes, tokens)
-            else:  # one has failed, or left since, or they have gone on
+            if len(tokens) == count:
+                news = self._commit_decodes(batch, tokens)
+            else:  # one has failed
                 self.decodes.disband()
-                alone = zip(batch.ranges, outputs, strict=True)
+                alone = zip([*map(oldest_of, batch.decodes), *batch.others], outputs, strict=True)
         for scheduled, output in alone:
             self._commit_alone(scheduled, output, news.others)
         self.tables.retire(batch.step)
@@ -163,7 +166,7 @@ class Scheduler:
             decodes.disband()  # not all have a place: it goes by their order
             others = list(self.running)
         batch.num_tokens = batch.num_rows = len(decodes)
-        walk = sorted([*decodes.take_full(), *others], key=_order)
+        walk = sorted([*decodes.take_short(), *others], key=_order)
         joining: list[Sequence] = []
         fits = True
         for sequence in walk:
@@ -263,23 +266,23 @@ class Scheduler:
 
     # Committing.
 
-    def _commit_decodes(self, decoding: list[ScheduledRange], tokens: list[int]) -> News:
+    def _commit_decodes(self, batch: Batch, tokens: list[int]) -> News:
         """Commits a token of every plain decode, and looks at those that end or have filled a block."""
         others: list[SequenceOutput] = []
         try:
-            tokens, ended, full = self.decodes.commit(tokens)
-            going_on = self.decodes.ranges
+            num_later = self.tables.num_in_flight - 1
+            going_on, tokens, alone, full = self.decodes.commit(batch.step, batch.decodes, tokens, num_later)
         except Exception as error:
             logger.exception("The tokens of plain decodes cannot be committed; their requests end with an error.")
-            for scheduled in decoding:
+            for scheduled in batch.decodes:
                 if scheduled.is_current:
                     others += self._fail_range(scheduled, describe(error))
             return News([], [], others)
-        for scheduled, token_id in ended:
+        for scheduled, token_id in alone:
             self._commit_alone(scheduled, token_id, others)
         for scheduled in full:
             try:
-                self.queues.publish(scheduled.sequence, scheduled.start + 1)
+                self.queues.publish(scheduled.sequence, scheduled.sequence.num_known_tokens - 1)
             except Exception as error:
                 logger.exception("Request %s ends with an error.", scheduled.sequence.request.request_id)
                 others += self._fail_range(scheduled, describe(error))

@@ -26,7 +26,7 @@ class DraftingRunner:
 
     def launch(self, batch: Batch) -> Pending:
         part = replace(batch, others=[_known(scheduled) for scheduled in batch.ranges], decodes=[])
-        made, sampled = 0, self._model.sampled()
+        made, sampled = 0, self._model.sampled
         while part.others:
             for scheduled, output in zip(part.others, self._draft_model.launch(part, sampled).outputs(), strict=True):
                 if scheduled.sample_indices and isinstance(output, RangeOutput):

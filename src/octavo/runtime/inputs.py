@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from octavo import _native
@@ -9,6 +11,8 @@ from octavo.engine.batch import Batch, ScheduledRange
 from octavo.engine.request import Sequence
 from octavo.errors import describe
 from octavo.runtime.rows import moved_rows
+
+Sampled = dict[tuple[str, int], int]  # by request id and sequence index
 
 
 class RangeFault(Exception):
@@ -26,6 +30,7 @@ class InputWriter:
         self._step = step
         self._block_size = block_size
         self._decodes: list[ScheduledRange] = []  # what the first rows hold
+        self.open: list[int] = []  # the tokens of the step that the scheduler has not seen yet
         self._token_ids, self._positions = step.token_ids, step.positions
         self._query_start, self._seq_lens, self._output_rows = step.query_start, step.seq_lens, step.output_rows
         self._groups = [(group, group.slot_mapping, group.block_table) for group in step.groups]
@@ -34,12 +39,13 @@ class InputWriter:
         # how much of its table.
         self._rows: list[list[tuple[Sequence | None, int, int]]] = [[(None, 0, 0)] * step.max_seqs for _ in step.groups]
 
-    def write(self, batch: Batch, sampled: dict[tuple[str, int], int]) -> None:
-        """`sampled` holds what the previous step sampled, for tokens that the scheduler has not seen yet (-1).
+    def write(self, batch: Batch, sampled: Callable[[], Sampled]) -> None:
+        """`sampled` tells what the previous step sampled, for tokens that the scheduler has not seen yet (-1).
 
         Raises RangeFault where a range cannot be written; the step must then be written anew without it.
         """
-        token = row = self._write_decodes(batch.decodes)
+        self.open = []
+        token = row = self._write_decodes(batch.decodes, sampled)
         output_rows: list[int] = []
         for scheduled in batch.others if row else batch.ranges:
             try:
@@ -65,7 +71,7 @@ class InputWriter:
             group.num_copies += 1
         self._step.tokens, self._step.seqs, self._step.rows = token, row, num_rows
 
-    def _write_decodes(self, decodes: list[ScheduledRange]) -> int:
+    def _write_decodes(self, decodes: list[ScheduledRange], sampled: Callable[[], Sampled]) -> int:
         """Writes plain decodes into the first rows; returns how many: none where one is at fault, to be found out."""
         try:
             if self._decodes is not decodes:
@@ -79,6 +85,11 @@ class InputWriter:
                 self._decodes = decodes
             positions = [scheduled.start for scheduled in decodes]
             token_ids = [scheduled.sequence.token_ids[-1] for scheduled in decodes]
+            if -1 in token_ids:
+                self.open = [place for place, token_id in enumerate(token_ids) if token_id < 0]
+                newest = sampled()
+                for place in self.open:
+                    token_ids[place] = _of(newest, decodes[place].sequence)
             lacking = self._step.write_decodes(token_ids, positions, self._block_size)
             if lacking:
                 for row in lacking:
@@ -86,34 +97,33 @@ class InputWriter:
                 if self._step.write_decodes(token_ids, positions, self._block_size):
                     raise ValueError("A block table does not reach the position that is to be computed.")
         except Exception:
-            self._decodes = []
+            self._decodes, self.open = [], []
             self._rows = [[(None, 0, 0)] * self._step.max_seqs for _ in self._groups]
         return len(self._decodes)
 
-    def _write_range(
-        self, row: int, token: int, scheduled: ScheduledRange, sampled: dict[tuple[str, int], int]
-    ) -> None:
+    def _write_range(self, row: int, token: int, scheduled: ScheduledRange, sampled: Callable[[], Sampled]) -> None:
         sequence, start, count = scheduled.sequence, scheduled.start, scheduled.num_tokens
         end = start + count
         known = sequence.token_ids
         if count == 1:
             token_id = known[start] if start < len(known) else sequence.draft_token_ids[start - len(known)]
-            self._token_ids[token] = token_id if token_id >= 0 else self._sampled(sampled, sequence)
+            if token_id < 0:
+                token_id = _of(sampled(), sequence)
+                self.open.append(token)
+            self._token_ids[token] = token_id
             self._positions[token] = start
         else:
             ids = known[start:end]
             if end > len(known):
                 ids = ids + sequence.draft_token_ids[max(0, start - len(known)) : end - len(known)]
             if min(ids) < 0:
-                ids = [i if i >= 0 else self._sampled(sampled, sequence) for i in ids]
+                self.open += [token + place for place, token_id in enumerate(ids) if token_id < 0]
+                ids = [token_id if token_id >= 0 else _of(sampled(), sequence) for token_id in ids]
             self._token_ids[token : token + count] = ids
             np.add(self._arange[:count], start, out=self._positions[token : token + count])
         self._put_tables(row, sequence)
         self._write_slots(row, token, sequence, start, count)
         self._seq_lens[row] = end
-
-    def _sampled(self, sampled: dict[tuple[str, int], int], sequence: Sequence) -> int:
-        return sampled[sequence.request.request_id, sequence.index]
 
     def _put_tables(self, row: int, sequence: Sequence) -> None:
         """Makes a row of every group's block table that of the sequence."""
@@ -135,6 +145,10 @@ class InputWriter:
                 positions = self._positions[token : token + count]
                 blocks = block_table[row, positions // size].astype(np.int64)
                 slot_mapping[token : token + count] = blocks * size + positions % size
+
+
+def _of(sampled: Sampled, sequence: Sequence) -> int:
+    return sampled[sequence.request.request_id, sequence.index]
 
 
 def output_positions(scheduled: ScheduledRange, token: int) -> list[int]:
