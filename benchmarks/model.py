@@ -121,7 +121,7 @@ class Clocked:
 
 class Bench:
     def __init__(self, args: Any):
-        self.loaded = LLM(**engine_options(args, enable_prefix_caching=False))._loaded()
+        self.loaded = LLM(**engine_options(args, enable_prefix_caching=False, async_scheduling=False))._loaded()
         runner = self.loaded.engine.runner
         self.program = runner.program
         self.program.profile = True  # two clock readings an op

@@ -27,6 +27,7 @@ NB_MODULE(_native, m) {
     bind_attention(m);
     bind_sampler(m);
     bind_program(m);
+    bind_steps(m);
     bind_text(m);
     bind_grammar(m);
     bind_probe(m);

@@ -31,6 +31,7 @@ void bind_weights(nb::module_& m);    // pack(), PackedWeight
 void bind_attention(nb::module_& m);  // KVCache
 void bind_sampler(nb::module_& m);    // SampleInputs
 void bind_program(nb::module_& m);    // Program, StepInputs
+void bind_steps(nb::module_& m);      // StepThread
 void bind_text(nb::module_& m);       // strings of a file
 void bind_grammar(nb::module_& m);    // llguidance, masks
 void bind_probe(nb::module_& m);      // what the machine can do

@@ -270,6 +270,8 @@ void bind_program(nb::module_& m) {
     nb::class_<Program>(m, "Program")
         .def(nb::init<const KernelTable*, std::shared_ptr<ThreadPool>, std::shared_ptr<StepInputs>, int64_t>(), nb::arg("isa"),
              nb::arg("pool"), nb::arg("inputs"), nb::arg("workspace_bytes"))
+        .def(nb::init<const Program&, std::shared_ptr<StepInputs>>(), nb::arg("beside"), nb::arg("inputs"),
+             "In the workspace of another one; one of them runs at a time.")
         .def("run", &Program::run, nb::arg("first") = 0, nb::arg("last") = -1, nb::call_guard<nb::gil_scoped_release>())
         .def("cut", &Program::cut)
         .def_prop_ro("segments", &Program::segments)

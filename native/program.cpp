@@ -153,10 +153,21 @@ void StepInputs::check_group(size_t group, const GroupLimits& limits) const {
 }
 
 Program::Program(const KernelTable* table, std::shared_ptr<ThreadPool> pool, std::shared_ptr<StepInputs> inputs, int64_t workspace_bytes)
-    : table(table), pool(std::move(pool)), inputs(std::move(inputs)), limits(this->inputs->groups.size()), workspace_(workspace_bytes) {}
+    : table(table),
+      pool(std::move(pool)),
+      inputs(std::move(inputs)),
+      limits(this->inputs->groups.size()),
+      workspace_(std::make_shared<Memory>(workspace_bytes)) {}
+
+Program::Program(const Program& beside, std::shared_ptr<StepInputs> inputs)
+    : table(beside.table),
+      pool(beside.pool),
+      inputs(std::move(inputs)),
+      limits(this->inputs->groups.size()),
+      workspace_(beside.workspace_) {}
 
 void Program::check_place(int64_t offset, int64_t rows, int64_t row_bytes) const {
-    const int64_t size = workspace_.bytes();
+    const int64_t size = workspace_->bytes();
     if (offset < 0 || offset > size || rows < 0 || row_bytes < 0 || (row_bytes > 0 && rows > (size - offset) / row_bytes))
         throw std::out_of_range(std::to_string(rows) + " rows of " + std::to_string(row_bytes) + " bytes from " + std::to_string(offset) +
                                 " on do not lie in a workspace of " + std::to_string(size) + " bytes.");

@@ -83,6 +83,9 @@ class Program {
     using HostOp = std::function<void()>;
 
     Program(const KernelTable* table, std::shared_ptr<ThreadPool> pool, std::shared_ptr<StepInputs> inputs, int64_t workspace_bytes);
+    // In the workspace of another one, for inputs of its own: one of them runs at a time.
+    Program(const Program& beside, std::shared_ptr<StepInputs> inputs);
+    Program(const Program&) = delete;
 
     void push(Op op, const char* name) { ops_.push_back({std::move(op), nullptr, nullptr, {}, name}); }
     // An op whose every row reads and writes the same row of what ops of equal `rows` before it have written. Such ops that follow one
@@ -99,14 +102,14 @@ class Program {
     template <class T>
     T* at(int64_t offset, int64_t rows, int64_t row_bytes) const {
         check_place(offset, rows, row_bytes);
-        return reinterpret_cast<T*>(workspace_.data() + offset);
+        return reinterpret_cast<T*>(workspace_->data() + offset);
     }
 
     const KernelTable* const table;
     const std::shared_ptr<ThreadPool> pool;
     const std::shared_ptr<StepInputs> inputs;
     int segments() const { return static_cast<int>(segment_ends_.size()); }
-    int64_t workspace_bytes() const { return workspace_.bytes(); }
+    int64_t workspace_bytes() const { return workspace_->bytes(); }
     std::vector<std::string> op_names() const;
     int64_t runs = 0;                                // native calls made, for those who count
     std::vector<std::optional<GroupLimits>> limits;  // of each cache group that attention reads
@@ -127,7 +130,7 @@ class Program {
     void run_rows(size_t begin, size_t end, int number, int shares);
     void check_place(int64_t offset, int64_t rows, int64_t row_bytes) const;
 
-    Memory workspace_;
+    std::shared_ptr<Memory> workspace_;
     std::vector<Entry> ops_;
     std::vector<HostOp> prepare_;
     struct Group {

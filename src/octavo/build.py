@@ -17,6 +17,7 @@ from octavo._version import __version__
 from octavo.config import EngineConfig, SpeculativeConfig
 from octavo.embedding import Embedding
 from octavo.engine.admission import Limits
+from octavo.engine.batch import Runner
 from octavo.engine.drafter import Drafter, NgramDrafter, RunnerDrafts
 from octavo.engine.engine import Engine
 from octavo.engine.scheduler import CacheGroup, Scheduler, SchedulerConfig
@@ -39,8 +40,10 @@ from octavo.runtime.draft_model import DraftingRunner
 from octavo.runtime.grammars import Grammars
 from octavo.runtime.inputs import InputWriter
 from octavo.runtime.kv_cache import CachePlan, GroupSpec
+from octavo.runtime.machine import Machine, take_machine
 from octavo.runtime.memory import available_memory
-from octavo.runtime.pooler import KINDS
+from octavo.runtime.overlap import OverlappedRunner
+from octavo.runtime.pooler import KINDS, Pooler
 from octavo.runtime.runner import NativeRunner
 from octavo.runtime.sampler import BatchSampler
 from octavo.runtime.sizing import (
@@ -53,7 +56,6 @@ from octavo.runtime.sizing import (
     plan_pool,
     weight_bytes,
 )
-from octavo.runtime.topology import Node, default_threads, place_threads, read_nodes
 from octavo.sampling_params import MAX_BEAM_STOPS, MAX_N
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.packing import Packed, pack_weights
@@ -78,23 +80,13 @@ def uncollected() -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Machine:
-    """What the models of an engine run on."""
-
-    isa: _native.KernelTable
-    nodes: Sequence[Node]
-    threads: int
-    pool: _native.ThreadPool
-
-
-@dataclass(frozen=True, eq=False)
 class Part:
     """A model of an engine: the one that answers, or the one that drafts for it."""
 
     files: Files
     weights: Mapping[str, Packed]
     weight_bytes: int
-    sampling: _native.SampleInputs  # of its own, so that rows are kept from step to step
+    samplings: Sequence[_native.SampleInputs]  # of its own, so that rows are kept; one for each Program of it
     first_group: int  # its cache groups are numbered from here on
 
     @property
@@ -144,7 +136,7 @@ def build(config: EngineConfig) -> LoadedModel:
     caches = make_caches(config, parts, machine, plan)
     sizes = input_sizes(config, parts, scheduling, plan.max_model_len)
     runners = [
-        make_runner(config, part, step, _native.StepInputs(*sizes), machine, caches, plan.max_model_len)
+        make_runners(config, part, step, sizes, machine, caches, plan.max_model_len)
         for part, step in zip(parts, recorded, strict=True)
     ]
     windows = [window for part in parts for window, _ in part.groups]
@@ -156,8 +148,17 @@ def build(config: EngineConfig) -> LoadedModel:
         ],
         speculate(config.speculative_config, sum(part.weight_bytes for part in parts[1:]) / parts[0].weight_bytes),
     )
-    runner = DraftingRunner(*runners) if draft else runners[0]
-    engine = Engine(scheduler, runner, lambda request, index: make_detokenizer(tokenizer, request))
+    runner: Runner = runners[0][0]
+    if draft:
+        runner = DraftingRunner(runners[0][0], runners[1][0])
+    elif machine.looks_ahead:
+        runner = OverlappedRunner(runners[0], parts[0].samplings)
+    engine = Engine(
+        scheduler,
+        runner,
+        lambda request, index: make_detokenizer(tokenizer, request),
+        lookahead=int(machine.looks_ahead),
+    )
     model = files.model.config
     limits = Limits(
         vocab_size=model.vocab_size,
@@ -185,20 +186,6 @@ def build(config: EngineConfig) -> LoadedModel:
         pool=machine.pool,
         grammars=Grammars(tokenizer, limits.vocab_size, limits.eos_token_ids, machine.pool),
     )
-
-
-def take_machine(config: EngineConfig) -> Machine:
-    """Kernels and threads as asked, or the best of this machine."""
-    try:
-        isa = _native.select_isa(config.isa or "")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    nodes = read_nodes()
-    threads = config.threads or default_threads(nodes)
-    try:
-        return Machine(isa, nodes, threads, _native.ThreadPool(threads, place_threads(threads, nodes)))
-    except RuntimeError as error:
-        raise ConfigError(f"{threads} threads cannot be had: {error}. Use fewer with --threads.") from None
 
 
 def least_scheduling(config: EngineConfig, files: Files) -> SchedulerConfig:
@@ -238,8 +225,11 @@ def load(config: EngineConfig, opened: Sequence[Files], machine: Machine, max_ro
     for files in opened:
         model = files.model.config
         weights = pack_weights(files.tensors, files.targets, machine.isa, machine.pool)
-        sampling = _native.SampleInputs(max_rows, model.vocab_size, most_logprobs, machine.threads)
-        parts.append(Part(files, weights, weight_bytes(weights), sampling, first_group))
+        samplings = [
+            _native.SampleInputs(max_rows, model.vocab_size, most_logprobs, machine.threads)
+            for _ in range(1 + machine.looks_ahead)
+        ]
+        parts.append(Part(files, weights, weight_bytes(weights), samplings, first_group))
         first_group += len(model.cache_groups)
     return parts
 
@@ -256,7 +246,7 @@ def plan_steps(
         def workspace(longest: int) -> int:
             inputs = _native.StepInputs.bytes(*input_sizes(config, parts, limits, longest))
             return sum(
-                ops.workspace_bytes(longest) + part.sampling.bytes + inputs
+                ops.workspace_bytes(longest) + len(part.samplings) * (part.samplings[0].bytes + inputs)
                 for (ops, _), part in zip(recorded, parts, strict=True)
             )
 
@@ -299,7 +289,7 @@ def record(part: Part, machine: Machine, limits: SchedulerConfig) -> Recorded:
     layers = [places[i] for i in range(model.config.num_layers)]
     ops = NativeOps(machine.isa, capacity, layers, len(groups), machine.threads, first_group=part.first_group)
     logits = model.decoder(model.config, part.weights, ops)
-    ops.sample(logits, part.sampling)
+    ops.sample(logits, part.samplings)
     return ops, logits
 
 
@@ -323,24 +313,32 @@ def make_caches(
     ]
 
 
-def make_runner(
+def make_runners(
     config: EngineConfig,
     part: Part,
     step: Recorded,
-    inputs: _native.StepInputs,
+    sizes: tuple[int, int, int, list[int]],
     machine: Machine,
     caches: Sequence[_native.KVCache],
     longest: int,
-) -> NativeRunner:
+) -> list[NativeRunner]:
+    """A runner for each Program of a model."""
     ops, logits = step
     drafts = part.first_group > 0  # and is asked for no vector
-    return NativeRunner(
-        ops.build(machine.pool, inputs, caches, longest),
-        InputWriter(inputs, config.block_size),
-        BatchSampler(part.sampling),
-        (logits.offset, logits.width),
-        None if drafts else ops.pooled,
-    )
+    inputs = [_native.StepInputs(*sizes) for _ in part.samplings]
+    programs = ops.build(machine.pool, inputs, caches, longest)
+    pooler = Pooler()
+    return [
+        NativeRunner(
+            program,
+            InputWriter(arrays, config.block_size),
+            BatchSampler(sampling),
+            (logits.offset, logits.width),
+            None if drafts else ops.pooled,
+            pooler,
+        )
+        for program, arrays, sampling in zip(programs, inputs, part.samplings, strict=True)
+    ]
 
 
 def speculate(asked: SpeculativeConfig | None, draft_cost: float) -> Speculation:
@@ -380,9 +378,10 @@ def report(
     for sentence in exceptions(files.tensors, files.targets, config.quantization, config.quantization_group_size):
         logger.info(sentence)
     logger.info(
-        "%s (%s, mostly %s) on %s with %d threads: weights %.2f GiB, KV pool (%s) %.2f GiB = %s blocks = %s tokens, "
+        "%s (%s, mostly %s) on %s with %d threads%s: weights %.2f GiB, KV pool (%s) %.2f GiB = %s blocks = %s tokens, "
         "longest context %d, steps of up to %d tokens, ready in %.2f s",
         files.source.name, files.model.config.architecture, most, machine.isa.name, machine.threads,
+        " and each step prepared while one runs" if machine.looks_ahead else "",
         sum(part.weight_bytes for part in parts) / GIB, files.kv_type, plan.bytes / GIB,
         " + ".join(f"{count:,}" for count in plan.num_blocks), f"{plan.num_tokens:,}", plan.max_model_len,
         scheduling.max_num_batched_tokens, seconds,

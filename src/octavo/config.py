@@ -19,6 +19,7 @@ from octavo.options import (
     one_of_numbers,
     option,
     optional,
+    optional_boolean,
     or_default,
     path_text,
     real_number,
@@ -242,6 +243,12 @@ class EngineConfig(Options):
     )
     threads: int | None = option(
         None, "Threads that compute. Default: one for each core this process may use.", optional(whole_number(1, 1024))
+    )
+    async_scheduling: bool | None = option(
+        None,
+        "Prepare the next step while one runs, for which a core beyond the threads is needed. Default: where there is "
+        "one, unless drafts are made.",
+        optional_boolean,
     )
     isa: str | None = option(
         None,

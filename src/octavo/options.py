@@ -71,6 +71,10 @@ def boolean(value: Any) -> bool:
     raise ValueError("must be true or false")
 
 
+def optional_boolean(value: Any) -> bool | None:
+    return None if value is None else boolean(value)
+
+
 def text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a text that is not empty")

@@ -75,11 +75,11 @@ def ways(requests: list[Asked], path: Path, common: dict[str, Any]) -> dict[str,
         model.close()
         return scheduler
 
-    run("alone", requests, together=False, enable_prefix_caching=False, threads=1)
+    run("alone", requests, together=False, enable_prefix_caching=False, threads=1, async_scheduling=False)
     run("together", requests, enable_prefix_caching=False, threads=2)
-    run("shuffled", shuffled, threads=2)
+    run("shuffled", shuffled, threads=2, async_scheduling=True)
     run("budget of 16", requests, max_num_batched_tokens=16, threads=2)
-    hits = run("warm cache", requests, warm=True, threads=1).num_prefix_hits
+    hits = run("warm cache", requests, warm=True, threads=1, async_scheduling=True).num_prefix_hits
     blocks = -(-(max(len(ids) + params.max_tokens for _, ids, params in requests)) // 16) + 2
     preempted = run(
         "tiny pool",

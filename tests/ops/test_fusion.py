@@ -21,7 +21,7 @@ def run(isa: Any, pool: Any, decoder: Callable[[NativeOps], Any]) -> tuple[Any, 
     ops = NativeOps(isa, {"T": TOKENS, "S": 1, "R": 1}, [], 0, pool.threads)
     out = decoder(ops)
     ops.keep(out)
-    program = ops.build(pool, inputs, [], 16)
+    (program,) = ops.build(pool, [inputs], [], 16)
     inputs.tokens = TOKENS
     inputs.token_ids[:] = np.arange(TOKENS) % 50
     program.run()

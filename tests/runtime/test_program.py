@@ -242,3 +242,50 @@ def test_none_is_no_object() -> None:
         World().program.sample(0, VOCAB, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         World().program.embed(None, 1.0, 0)  # type: ignore[arg-type]
+
+
+def test_steps_run_one_after_another_and_take_what_the_one_before_has_sampled() -> None:
+    worlds = [World(), World()]
+    thread = _native.StepThread([(world.program, world.sampling) for world in worlds])
+    thread.start(0, [])
+    thread.wait(0)
+    expected = worlds[0].sampling.token_ids[:2].tolist()
+    for _ in range(20):  # both before and after the first one is over
+        worlds[1].inputs.token_ids[[0, 3]] = 1, 0  # rows
+        thread.start(0, [])
+        thread.start(1, [0, 3])
+        thread.wait(1)
+        thread.wait(0)
+        assert worlds[1].inputs.token_ids[[0, 3]].tolist() == expected[::-1]
+    thread.close()
+    thread.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        thread.start(0, [])
+
+
+def test_a_step_that_cannot_run_fails_alone() -> None:
+    worlds = [World(), World()]
+    turns = [(world.program, world.sampling) for world in worlds]
+    thread = _native.StepThread(turns)
+    for turn in (-1, 2):
+        with pytest.raises(IndexError, match="turn"):
+            thread.start(turn, [])
+    thread.start(0, [0])  # of which step?
+    with pytest.raises(IndexError, match="0 rows"):
+        thread.wait(0)
+    for token, row in [(4, 0), (-1, 0), (0, 2), (0, -1)]:
+        thread.start(0, [])
+        worlds[1].inputs.token_ids[0] = row
+        thread.start(1, [token])
+        with pytest.raises(IndexError, match="names none of the 2 rows"):
+            thread.wait(1)
+        thread.wait(0)
+    worlds[0].inputs.tokens = 9
+    thread.start(0, [])
+    with pytest.raises(IndexError, match="tokens"):
+        thread.wait(0)
+    thread.wait(0)  # it has been told
+    thread.close()
+    for bad in ([], [(worlds[0].program, None)]):
+        with pytest.raises((TypeError, ValueError)):
+            _native.StepThread(bad)  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def test_auto_is_the_longest_context_for_which_all_fits(folder: Path, bytes_per_
 
 
 def test_the_arrays_of_a_step_are_sized_for_the_context_that_is_served(folder: Path) -> None:
-    model = build(EngineConfig(model=str(folder), max_model_len="auto", kv_cache_memory=MIB, threads=1))
+    model = build(EngineConfig(model=str(folder), max_model_len="auto", kv_cache_memory=MIB, async_scheduling=False))
     group = model.engine.runner.program.inputs.groups[0]
     assert model.max_model_len == MIB // 384 // 16 * 16 < 65536
     assert group.block_table.shape[1] == model.max_model_len // 16
@@ -72,7 +72,7 @@ def test_the_arrays_of_a_step_count_in_the_sum(folder: Path, monkeypatch: pytest
     shown = []
     for length in (1024, 16384):
         with pytest.raises(ConfigError) as refused:
-            build(EngineConfig(model=str(folder), max_model_len=length, max_num_seqs=65536, threads=1))
+            build(EngineConfig(model=str(folder), max_model_len=length, max_num_seqs=65536, async_scheduling=False))
         found = re.search(r"workspace \(([\d.]+) GiB\)", str(refused.value))
         assert found is not None
         shown.append(float(found[1]))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.options import Options
+from octavo.options import Options, optional_boolean
 
 Kind = TypeVar("Kind", bound=Options)
 
@@ -21,11 +21,9 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Options], title: str) 
         flags = ["--" + name.replace("_", "-") for name in (entry.name, *facts.aliases)]
         shown = facts.help.replace("%", "%%")
         common: dict[str, Any] = {"dest": entry.name, "default": argparse.SUPPRESS}
-        if isinstance(entry.default, bool):
-            state = "on" if entry.default else "off"
-            group.add_argument(
-                *flags, action=argparse.BooleanOptionalAction, help=f"{shown} Default: {state}.", **common
-            )
+        if isinstance(entry.default, bool) or facts.parse is optional_boolean:
+            default = f" Default: {'on' if entry.default else 'off'}." if entry.default is not None else ""
+            group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=shown + default, **common)
         elif isinstance(entry.default, tuple):
             group.add_argument(*flags, nargs="+", action="extend", metavar="TEXT", help=shown, **common)
         else:

@@ -58,6 +58,7 @@ class NativeOps:
         # Known when the Program is built.
         self._caches: Sequence[_native.KVCache] = ()
         self._max_context = 0
+        self._turn = 0  # which of the Programs is built
         for group in range(first_group, first_group + num_groups):
             self._add("update_cache", [], [], self._update_cache(group))
         self.cut()
@@ -197,10 +198,10 @@ class NativeOps:
 
     # --- from the list to a Program ---------------------------------------------------------------------------------
 
-    def sample(self, logits: Buffer, sample_inputs: _native.SampleInputs) -> None:
-        """Ends the recording: the sampler reads `logits` and leaves its outputs in `sample_inputs`."""
+    def sample(self, logits: Buffer, sample_inputs: Sequence[_native.SampleInputs]) -> None:
+        """Ends the recording: the sampler reads `logits` and leaves its outputs in `sample_inputs`, a Program's own."""
         self.cut()
-        self._add("sample", [logits], [logits], lambda p, i, o: p.sample(i[0], logits.width, sample_inputs))
+        self._add("sample", [logits], [logits], lambda p, i, o: p.sample(i[0], logits.width, sample_inputs[self._turn]))
         if self._pooled is not None:
             self._nodes.append(self._pooled)
 
@@ -223,19 +224,23 @@ class NativeOps:
     def build(
         self,
         pool: _native.ThreadPool,
-        inputs: _native.StepInputs,
+        inputs: Sequence[_native.StepInputs],
         caches: Sequence[_native.KVCache],
         max_context: int,
-    ) -> _native.Program:
-        """The Program, over one KVCache for each cache group, for sequences of up to `max_context` tokens."""
+    ) -> list[_native.Program]:
+        """A Program for each of `inputs`, over one KVCache for each cache group, for sequences of up to `max_context`
+        tokens. They share a workspace: one of them runs at a time.
+        """
         self._caches, self._max_context = caches, max_context
-        program = _native.Program(self._isa, pool, inputs, self.workspace_bytes(max_context))
-        for node in self._nodes:
-            node.emit(program, [b.offset for b in node.inputs], [b.offset for b in node.outputs])
-        program.cut()
+        programs = [_native.Program(self._isa, pool, inputs[0], self.workspace_bytes(max_context))]
+        programs += [_native.Program(programs[0], others) for others in inputs[1:]]
+        for self._turn, program in enumerate(programs):
+            for node in self._nodes:
+                node.emit(program, [b.offset for b in node.inputs], [b.offset for b in node.outputs])
+            program.cut()
         # What the nodes emit refers to this object: the cycle would keep weights and caches past the Program.
         self._nodes, self._caches = [], ()
-        return program
+        return programs
 
     @property
     def pooled(self) -> tuple[int, int] | None:
