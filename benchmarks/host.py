@@ -63,7 +63,7 @@ def main() -> None:
     options.add_argument("--sequences", type=int, nargs="*", default=[1, 64])
     options.add_argument("--steps", type=int, default=100)
     args = options.parse_args()
-    llm = LLM(**engine_options(args, enable_prefix_caching=True, max_model_len=1024))
+    llm = LLM(**engine_options(args, enable_prefix_caching=True, max_model_len=1024, async_scheduling=False))
     loaded = llm._loaded()
     engine, vocab = loaded.engine, loaded.tokenizer.vocab_size
     program = engine.runner.program = Timed(engine.runner.program)
