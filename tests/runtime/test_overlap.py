@@ -235,8 +235,8 @@ def test_a_stuck_step_is_noticed_and_an_abort_waits_for_it(served: tuple[AsyncEn
         assert reasons[-1] == "abort"
         await until(lambda: not model.engine.has_work())
         assert engine.is_healthy() and engine.stats().kv_cache_usage == 0.0
-        gate_again = [len(outputs[0].token_ids) async for outputs in engine.generate(model.admit("r", [5], GREEDY))]
-        assert sum(gate_again) == 6
+        again = engine.generate(model.admit("r", [5], GREEDY))
+        assert sum([len(output.token_ids) async for outputs in again for output in outputs]) == 6
 
     asyncio.run(main())
 
