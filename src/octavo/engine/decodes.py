@@ -2,11 +2,14 @@
 
 from collections import Counter, deque
 from dataclasses import replace
+from typing import TypeVar
 
 from octavo.engine.batch import ScheduledRange
 from octavo.engine.fair_share import Share
 from octavo.engine.request import Sequence
 
+Item = TypeVar("Item")
+Line = tuple[list[int], frozenset[int]]
 Alone = list[tuple[ScheduledRange, int]]  # ranges that are committed by themselves, with their tokens
 
 
@@ -23,13 +26,14 @@ class Decodes:
     def __init__(self, block_size: int) -> None:
         self.ranges: list[ScheduledRange] = []
         self._block_size = block_size
-        self._lines: list[tuple[list[int], frozenset[int]]] = []  # of each: where its tokens go, and what stops it
+        self._lines: list[Line] = []  # of each: where its tokens go, and what stops it
         self._shares = Counter[Share]()  # whose work they are
         self._step = 0  # the last one that was scheduled
         # By the step that fills their block, or samples their last token; some may have left.
         self._due: dict[int, list[ScheduledRange]] = {}
         self._short: list[ScheduledRange] = []  # whose block is full, since the last step
-        self._filled: deque[tuple[int, list[ScheduledRange]]] = deque()  # and by steps that are not committed
+        # Of steps that are not committed: their lines, and whose block they fill.
+        self._scheduled: deque[tuple[int, list[Line], list[ScheduledRange]]] = deque()
 
     def __len__(self) -> int:
         return len(self.ranges)
@@ -44,7 +48,7 @@ class Decodes:
         """Adds sequences, with blocks reserved for a token more."""
         if not joining:
             return
-        self.ranges = self.ranges.copy()
+        self.ranges, self._lines = self.ranges.copy(), self._lines.copy()
         for sequence in joining:
             start, epoch = sequence.num_computed_tokens, sequence.num_preemptions
             sequence.decode = ScheduledRange(sequence, start, 1, (sequence.index,), epoch=epoch)
@@ -66,12 +70,11 @@ class Decodes:
             self._shares[sequence.share] -= 1
             if not self._shares[sequence.share]:
                 del self._shares[sequence.share]
-        self.ranges = [one for place, one in enumerate(self.ranges) if place not in places]
-        self._lines = [line for place, line in enumerate(self._lines) if place not in places]
+        self.ranges, self._lines = _without(places, self.ranges), _without(places, self._lines)
         if not self.ranges:
             self._due.clear()
             self._short.clear()
-            self._filled.clear()
+            self._scheduled.clear()
 
     def disband(self) -> None:
         """Takes all of them out."""
@@ -93,20 +96,26 @@ class Decodes:
         """Schedules a token of each, and returns them. Whose last one will be sampled has left when this returns."""
         ranges = self.ranges
         self._step = step
-        for scheduled in ranges:
+        for scheduled, (known, _) in zip(ranges, self._lines, strict=True):
             sequence = scheduled.sequence
             start = scheduled.start = sequence.num_computed_tokens
-            if start == len(sequence.token_ids):
-                sequence.token_ids.append(-1)
+            if start == len(known):
+                known.append(-1)
             sequence.num_computed_tokens = start + 1
         for share, count in self._shares.items():
             share.charge(count, count)
-        due = [scheduled for scheduled in self._due.pop(step, ()) if scheduled.sequence.decode is scheduled]
-        last = {id(one) for one in due if one.sequence.num_computed_tokens + 1 == one.sequence.max_length}
-        if len(last) < len(due):
-            filled = [scheduled for scheduled in due if id(scheduled) not in last]
-            self._short += filled
-            self._filled.append((step, filled))
+        filled, last = list[ScheduledRange](), set[int]()
+        for scheduled in self._due.pop(step, ()):
+            sequence = scheduled.sequence
+            if sequence.decode is not scheduled:  # it has left
+                continue
+            if sequence.num_computed_tokens + 1 < sequence.max_length:
+                filled.append(scheduled)
+            else:
+                last.add(id(scheduled))
+        self._short += filled
+        if ranges:
+            self._scheduled.append((step, self._lines, filled))
         if last:
             self._take_out({place for place, scheduled in enumerate(ranges) if id(scheduled) in last})
         return ranges
@@ -119,30 +128,33 @@ class Decodes:
         Returns those that go on, with their tokens; those that do not, to be committed alone: they have left since, or
         leave now, as their token may be their last; and those that have filled a block.
         """
-        lines = self._lines if ranges is self.ranges else [_line_of(scheduled.sequence) for scheduled in ranges]
-        ended = {id(ranges[place]) for place, ((_, stops), token) in enumerate(zip(lines, tokens, strict=True))
-                 if token in stops and ranges[place].sequence.decode is ranges[place]}  # fmt: skip
-        if ended:
-            self._take_out({place for place, scheduled in enumerate(self.ranges) if id(scheduled) in ended})
         alone: Alone = []
+        lines, filled = list[Line](), list[ScheduledRange]()
+        while self._scheduled and self._scheduled[0][0] <= step:
+            _, lines, filled = self._scheduled.popleft()
         if ranges is not self.ranges:
-            stays = [scheduled.sequence.decode is scheduled for scheduled in ranges]
-            if not all(stays):
-                alone = [(oldest_of(ranges[place]), tokens[place]) for place, stay in enumerate(stays) if not stay]
-                lines = [line for line, stay in zip(lines, stays, strict=True) if stay]
-                tokens = [token for token, stay in zip(tokens, stays, strict=True) if stay]
-                ranges = [scheduled for scheduled, stay in zip(ranges, stays, strict=True) if stay]
+            left = {place for place, scheduled in enumerate(ranges) if scheduled.sequence.decode is not scheduled}
+            if left:
+                alone = [(ranges[place], tokens[place]) for place in left]
+                ranges, lines, tokens = _without(left, ranges), _without(left, lines), _without(left, tokens)
                 if ranges == self.ranges:
                     ranges = self.ranges
-        if num_later:
-            for (known, _), token in zip(lines, tokens, strict=True):
+        ended = set()
+        for place, ((known, stops), token) in enumerate(zip(lines, tokens, strict=True)):
+            if token in stops:
+                ended.add(place)
+            elif num_later:
                 known[-num_later] = token
-        else:
-            for (known, _), token in zip(lines, tokens, strict=True):
+            else:
                 known.append(token)
-        filled: list[ScheduledRange] = []
-        while self._filled and self._filled[0][0] <= step:
-            filled = self._filled.popleft()[1]
+        if ended:
+            alone += [(ranges[place], tokens[place]) for place in sorted(ended)]
+            ids = {id(ranges[place]) for place in ended}
+            were_all = ranges is self.ranges
+            self._take_out({place for place, scheduled in enumerate(self.ranges) if id(scheduled) in ids})
+            ranges, tokens = self.ranges if were_all else _without(ended, ranges), _without(ended, tokens)
+        if num_later:
+            alone = [(oldest_of(scheduled), token) for scheduled, token in alone]
         return ranges, tokens, alone, [scheduled for scheduled in filled if scheduled.sequence.decode is scheduled]
 
     def check(self) -> None:
@@ -165,5 +177,5 @@ def oldest_of(scheduled: ScheduledRange) -> ScheduledRange:
     return replace(scheduled, start=scheduled.sequence.num_known_tokens - 1)
 
 
-def _line_of(sequence: Sequence) -> tuple[list[int], frozenset[int]]:
-    return sequence.token_ids, sequence.request.stop_token_ids
+def _without(places: set[int], items: list[Item]) -> list[Item]:
+    return [item for place, item in enumerate(items) if place not in places]
