@@ -20,15 +20,17 @@ static inline void accumulate(vf& sum, vf w, vf a) { asm volatile("vfmadd231ps %
     "vfmadd231ps %%ymm13, %%ymm14, %%ymm" #sum0 \
     "\n"                                        \
     "vfmadd231ps %%ymm13, %%ymm15, %%ymm" #sum1 "\n.endif\n"
-// sums [R][16] += w [steps][16] times R rows of activations; steps is a multiple of 4 and not 0. What counts is the number of instructions:
-// 20 for 12 multiply-adds, where the compiler's loop has 26 and, unrolled, spills.
-template <int R>
+// sums [R][16], kPitch floats from row to row, += w [steps][16] times R rows of activations; with kFresh, =. steps is a multiple of 4 and
+// not 0. What counts is the number of instructions: 20 for 12 multiply-adds, where the compiler's loop has 26 and, unrolled, spills.
+template <int R, int kPitch, bool kFresh>
 static inline void multiply_rows(const std::byte* w, const std::byte* a, int64_t a_stride, int64_t steps, float* sums,
                                  const std::byte* ahead, int64_t ahead_step) {
     const std::byte *a3 = R > 3 ? a + 3 * a_stride : a, *end = w + 64 * steps;
     asm volatile(
         ".irp i, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11\n"
-        ".if 2 * %c[rows] > \\i\nvmovups 32*\\i(%[sums]), %%ymm\\i\n.endif\n.endr\n"
+        ".if 2 * %c[rows] > \\i\n"
+        ".if %c[fresh]\nvxorps %%xmm\\i, %%xmm\\i, %%xmm\\i\n"
+        ".else\nvmovups (\\i>>1)*%c[pitch]+32*(\\i&1)(%[sums]), %%ymm\\i\n.endif\n.endif\n.endr\n"
         ".p2align 5\n"
         "1:\n"
         ".irp k, 0, 1, 2, 3\n"
@@ -45,9 +47,10 @@ static inline void multiply_rows(const std::byte* w, const std::byte* a, int64_t
         "cmp %[end], %[w]\n"
         "jne 1b\n"
         ".irp i, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11\n"
-        ".if 2 * %c[rows] > \\i\nvmovups %%ymm\\i, 32*\\i(%[sums])\n.endif\n.endr\n"
+        ".if 2 * %c[rows] > \\i\nvmovups %%ymm\\i, (\\i>>1)*%c[pitch]+32*(\\i&1)(%[sums])\n.endif\n.endr\n"
         : [w] "+r"(w), [a] "+r"(a), [a3] "+r"(a3), [ahead] "+r"(ahead)
-        : [stride] "r"(a_stride), [end] "r"(end), [sums] "r"(sums), [rows] "i"(R), [ahead_step] "r"(ahead_step)
+        : [stride] "r"(a_stride), [end] "r"(end), [sums] "r"(sums), [rows] "i"(R), [ahead_step] "r"(ahead_step),
+          [pitch] "i"(4 * kPitch), [fresh] "i"(kFresh)
         : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm13", "xmm14",
           "xmm15");
 }

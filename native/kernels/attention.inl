@@ -1,6 +1,9 @@
 // Paged attention: who computes which partial, where it is kept and how it becomes an output row; and the store into the cache. The
 // arithmetic and the law that it keeps are in attention_rows.inl.
 #include "attention_rows.inl"
+#ifdef OCTAVO_HAS_FLOAT_ROWS
+#include "attention_wide.inl"
+#endif
 
 namespace octavo::ISA {
 
@@ -25,8 +28,10 @@ static inline void find_tiles(const AttentionArgs& a, const AttentionItem& item,
 // Rows from which on a range is widened once, before its use, rather than by each six rows again. The same bits: widening is exact.
 constexpr int kWidenRows = 13;
 
+#ifndef OCTAVO_HAS_FLOAT_ROWS
 // Of the keys, or of the values, of a range, with a scale for each token.
-static inline int64_t wide_floats(int dim) { return int64_t{kRange} * (dim + 1); }
+static inline int64_t plane_floats(int dim) { return int64_t{kRange} * (dim + 1); }
+static inline int64_t wide_floats(int dim) { return 2 * plane_floats(dim); }
 
 // A tile of pairs of T, and what stands behind it, in the wide type.
 template <class T>
@@ -43,22 +48,28 @@ static std::byte* widen_tile(const std::byte* tile, int64_t stride, int pairs, s
 template <class T>
 static void widen_tiles(KeyTiles& tiles, int dim, float* wide) {
     for (int t = tiles.begin; t < tiles.end; ++t) {
-        float *keys = wide + int64_t{t} * kKeyTile * (dim + 1), *values = keys + wide_floats(dim);
+        float *keys = wide + int64_t{t} * kKeyTile * (dim + 1), *values = keys + plane_floats(dim);
         tiles.keys[t] = widen_tile<T>(tiles.keys[t], kKeyTile, dim / 2, reinterpret_cast<std::byte*>(keys));
         tiles.values[t] = widen_tile<T>(tiles.values[t], dim, kKeyTile / 2, reinterpret_cast<std::byte*>(values));
     }
 }
+
+template <class T>
+static void attend_range(const RowsArgs& args, float* wide);
+template <class T>
+static void attend_wide(const RowsArgs& args, float* wide) {
+    KeyTiles tiles = *args.tiles;
+    widen_tiles<T>(tiles, args.dim, wide);
+    attend_range<typename T::wide>({args.a, args.item, &tiles, nullptr, args.dim, args.slot}, nullptr);
+}
+#endif
 
 // All rows of the item against one range.
 template <class T>
 static void attend_range(const RowsArgs& args, float* wide) {
     const int rows = args.item->rows;
     if constexpr (sizeof(typename T::element) < sizeof(typename T::wide::element))
-        if (rows >= kWidenRows) {
-            KeyTiles tiles = *args.tiles;
-            widen_tiles<T>(tiles, args.dim, wide);
-            return attend_range<typename T::wide>({args.a, args.item, &tiles, nullptr, args.dim, args.slot}, nullptr);
-        }
+        if (rows >= kWidenRows) return attend_wide<T>(args, wide);
     int row = 0;
     for (; row + 6 <= rows; row += 6) attend_rows<T, 6>(args, row, row == 0);
     const bool ahead = row == 0;
@@ -101,7 +112,7 @@ struct AttentionScratch {
 };
 static inline int64_t cuts_bytes(int threads) { return (static_cast<int64_t>(sizeof(AttentionCut)) * (threads + 1) + 63) / 64 * 64; }
 static inline int64_t thread_bytes(int threads, int dim) {
-    return cuts_bytes(threads) + 4 * slot_floats(kItemRows, dim) + 8 * wide_floats(dim) + 64;  // a line apart
+    return cuts_bytes(threads) + 4 * slot_floats(kItemRows, dim) + 4 * wide_floats(dim) + 64;  // a line apart
 }
 static inline AttentionScratch scratch_of(const AttentionArgs& a, int thread, int threads) {
     std::byte* base = a.scratch + (-reinterpret_cast<uintptr_t>(a.scratch) & 63);

@@ -8,121 +8,12 @@
 // Both products are one loop, dot(): scores = q . keys with lanes of tokens, o = p . values with lanes of dimensions. Where the ISA
 // multiplies pairs of bf16, q and p are rounded to bf16 (and l sums the rounded p, unless scales stand between); everywhere else they stay
 // float32 against widened keys and values.
-#include "../plan.h"
+#include "attention_types.inl"
 
 namespace octavo::ISA {
 
 constexpr int kVectors = kKeyTile / W;  // vectors of a slab: 16 lanes
 constexpr float kNothing = -__builtin_inff();
-
-namespace {  // what a template's members export is weak
-
-// The cache's types: what is kept (element) and what it is multiplied as (operand); how the lanes of two neighbours - two dimensions of
-// keys, two tokens of values - are read, as float32 or as pairs of bf16; and what they are widened to, exactly, where rows are many.
-struct TypeF32 {
-    using element = float;
-    using operand = float;
-    using wide = TypeF32;
-    static constexpr bool paired = false;
-    static constexpr int step = 1;  // elements from one lane to the next
-    static vf even(const float* p, int64_t) { return load(p); }
-    static vf odd(const float* p, int64_t stride) { return load(p + stride); }
-    static void put(float* p, int64_t stride, vf even, vf odd) { ISA::store(p, even), ISA::store(p + stride, odd); }
-    static void write(float* p, vf a) { ISA::store(p, a); }
-};
-struct TypeF16 {
-    using element = f16;
-    using operand = float;
-    using wide = TypeF32;
-    static constexpr bool paired = false;
-    static constexpr int step = 2;
-    static vf even(const f16* p, int64_t) { return even_f16(p); }
-    static vf odd(const f16* p, int64_t) { return odd_f16(p); }
-    static void write(f16* p, vf a) { store_f16(p, a); }
-};
-struct TypeBf16 {
-    using element = bf16;
-    static constexpr int step = 2;
-    static vf even(const bf16* p, int64_t) { return even_bf16(p); }
-    static vf odd(const bf16* p, int64_t) { return odd_bf16(p); }
-    static void write(bf16* p, vf a) { store_bf16(p, a); }
-#if OCTAVO_PAIRED_BF16
-    using operand = bf16;
-    using wide = TypeBf16;
-    static constexpr bool paired = true;
-    static pairs_bf16 pairs(const bf16* p, int64_t) { return load_pairs(p); }
-    static void put(bf16* p, int64_t, vf even, vf odd) { store_pairs(p, join_pairs(even, odd)); }
-#else
-    using operand = float;
-    using wide = TypeF32;
-    static constexpr bool paired = false;
-#endif
-};
-// Types of 8 bits: bf16 holds each of their values, so from here on the arithmetic is that of bf16.
-template <class Type, class Element>
-struct TypeByte {
-    using element = Element;
-    using operand = TypeBf16::operand;
-    using wide = TypeBf16::wide;
-    static constexpr bool paired = TypeBf16::paired;
-    static constexpr int step = 1;
-    static vf even(const Element* p, int64_t) { return Type::load(p); }
-    static vf odd(const Element* p, int64_t stride) { return Type::load(p + stride); }
-#if OCTAVO_PAIRED_BF16
-    static pairs_bf16 pairs(const Element* p, int64_t stride) { return join_pairs(Type::load(p), Type::load(p + stride)); }
-#endif
-    static void write(Element* p, vf a) {
-        float lanes[W];
-        ISA::store(lanes, a);
-        for (int i = 0; i < W; ++i) p[i] = Type::round(lanes[i]);
-    }
-};
-struct TypeE4M3 : TypeByte<TypeE4M3, uint8_t> {
-    static vf load(const uint8_t* p) { return load_e4m3(p); }
-    static uint8_t round(float x) { return f32_to_e4m3(x); }
-};
-struct TypeE5M2 : TypeByte<TypeE5M2, uint8_t> {
-    static vf load(const uint8_t* p) { return load_e5m2(p); }
-    static uint8_t round(float x) { return f32_to_e5m2(x); }
-};
-// In units of a scale for each token, which meets its score, and its p before p is rounded.
-struct TypeI8 : TypeByte<TypeI8, int8_t> {
-    static vf load(const int8_t* p) { return load_i8(p); }
-    static void write(int8_t* p, vf a) {
-        int32_t lanes[W];
-        store_i(lanes, to_i32(a));
-        for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(lanes[i]);
-    }
-};
-
-}  // namespace
-
-// Whether the scales of its tokens stand behind a tile.
-template <class T>
-constexpr bool kScaled = false;
-template <>
-constexpr bool kScaled<TypeI8> = true;
-
-// What keys and values are in units of: q, and in the end o, are multiplied by it, a power of two, which rounds nothing.
-static inline float unit_of(CacheType type) { return type == CacheType::e4m3 ? kE4M3Unit : 1.0f; }
-
-template <class Function>
-static inline void with_type(CacheType type, Function function) {
-    switch (type) {
-        case CacheType::f32:
-            return function(TypeF32{});
-        case CacheType::f16:
-            return function(TypeF16{});
-        case CacheType::bf16:
-            return function(TypeBf16{});
-        case CacheType::e4m3:
-            return function(TypeE4M3{});
-        case CacheType::e5m2:
-            return function(TypeE5M2{});
-        case CacheType::i8:
-            return function(TypeI8{});
-    }
-}
 
 // Slabs that run together with 1 .. 6 rows. Of 16 registers of 8 lanes, 6 rows x 1 slab take 12 accumulators, 2 vectors of keys and a
 // broadcast; of 32 of 16 lanes 6 x 4, and of 32 of 4 lanes 6 x 1, take 24, 4 and 1. Fewer rows take more slabs, so that 8 chains or more
@@ -167,17 +58,30 @@ static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors]
         {
 #pragma GCC unroll kUnroll
             for (int half = 0; half < 2; ++half) {
-                vf right[N * kVectors];
+                if constexpr ((R + 1) * N * kVectors >= kSumRegisters * 4 / 3) {  // no registers for all of the right beside the sums
+                    vf left[R];
 #pragma GCC unroll kUnroll
-                for (int c = 0; c < N * kVectors; ++c) {
-                    const auto* p = b[c / kVectors] + at + c % kVectors * W * T::step;
-                    right[c] = half ? T::odd(p, stride) : T::even(p, stride);
-                }
+                    for (int r = 0; r < R; ++r) left[r] = set1(a[r * kRange + half]);
 #pragma GCC unroll kUnroll
-                for (int r = 0; r < R; ++r) {
-                    const vf left = set1(a[r * kRange + half]);
+                    for (int c = 0; c < N * kVectors; ++c) {
+                        const auto* p = b[c / kVectors] + at + c % kVectors * W * T::step;
+                        const vf right = half ? T::odd(p, stride) : T::even(p, stride);
 #pragma GCC unroll kUnroll
-                    for (int c = 0; c < N * kVectors; ++c) sum[r][c] = fma(left, right[c], sum[r][c]);
+                        for (int r = 0; r < R; ++r) sum[r][c] = fma(left[r], right, sum[r][c]);
+                    }
+                } else {
+                    vf right[N * kVectors];
+#pragma GCC unroll kUnroll
+                    for (int c = 0; c < N * kVectors; ++c) {
+                        const auto* p = b[c / kVectors] + at + c % kVectors * W * T::step;
+                        right[c] = half ? T::odd(p, stride) : T::even(p, stride);
+                    }
+#pragma GCC unroll kUnroll
+                    for (int r = 0; r < R; ++r) {
+                        const vf left = set1(a[r * kRange + half]);
+#pragma GCC unroll kUnroll
+                        for (int c = 0; c < N * kVectors; ++c) sum[r][c] = fma(left, right[c], sum[r][c]);
+                    }
                 }
             }
         }
@@ -255,11 +159,10 @@ static inline void softmax_row(float* s, int count, int begin, int end, float so
     l = reduce_add(sum);
 }
 
-// Multiplies a row's scores, or its p, by what stands behind the tiles of their tokens.
-template <class T>
-static inline void scale_tokens(float* s, const std::byte* const* tiles, int first, int last, int dim) {
+// Multiplies a row's scores, or its p, by what stands `behind` bytes into the tiles of their tokens.
+static inline void scale_tokens(float* s, const std::byte* const* tiles, int first, int last, int behind) {
     for (int t = first; t < last; ++t) {
-        const auto* scales = reinterpret_cast<const float*>(tiles[t] + kKeyTile * dim * static_cast<int>(sizeof(typename T::element)));
+        const auto* scales = reinterpret_cast<const float*>(tiles[t] + behind);
         for (int i = 0; i < kKeyTile; i += W) ISA::store(s + t * kKeyTile + i, mul(load(s + t * kKeyTile + i), load(scales + i)));
     }
 }
@@ -274,44 +177,72 @@ struct RowsArgs {
     Slot slot;
 };
 
+// The keys of the range that a row of the item sees; none where it ends before it begins.
+struct Seen {
+    int begin, end;
+};
+static inline Seen seen_by(const RowsArgs& args, int row) {
+    const AttentionArgs& a = *args.a;
+    const int seq = args.item->seq, token = (args.item->first_row + row) / group_of(a),
+              position = a.seq_lens[seq] - tokens_of(a, seq) + token;
+    const int begin = keys_begin(a, position) - args.tiles->base, end = keys_end(position) - args.tiles->base;
+    return {begin < 0 ? 0 : begin, end > kRange ? kRange : end};
+}
+// The tiles that some of `rows` rows see.
+static inline Range tiles_seen(const Seen* seen, int rows) {
+    int begin = kRange, end = 0;
+    for (int r = 0; r < rows; ++r) {
+        if (seen[r].begin >= seen[r].end) continue;
+        begin = seen[r].begin < begin ? seen[r].begin : begin;
+        end = seen[r].end > end ? seen[r].end : end;
+    }
+    return {begin / kKeyTile, begin < end ? (end + kKeyTile - 1) / kKeyTile : begin / kKeyTile};
+}
+
+// A row's query, scaled, `write(d, q)` for each W of its dimensions.
+template <class Write>
+static inline void load_query(const RowsArgs& args, int row, Write write) {
+    const AttentionArgs& a = *args.a;
+    const int index = args.item->first_row + row, group = group_of(a), token = index / group, head_dim = a.cache.head_dim;
+    const vf scale = set1((a.softcap > 0.0f ? a.scale / a.softcap : a.scale) * unit_of(a.cache.type));
+    const float* from =
+        a.q + (a.query_start[args.item->seq] + token) * a.q_stride + int64_t{args.item->head * group + index % group} * head_dim;
+    for (int d = 0; d < args.dim; d += W) write(d, mul(load_n(from + d, head_dim - d), scale));
+}
+
+// A row's scores of the tiles [first, last) become p.
+static inline void soften(const RowsArgs& args, float* scores, Seen seen, int first, int last, int behind, float& m, float& l) {
+    const int from = first * kKeyTile, count = (last - first) * kKeyTile;
+    const bool sees = seen.begin < seen.end;
+    if (behind) scale_tokens(scores, args.tiles->keys, first, last, behind);
+    softmax_row(scores + from, count, sees ? seen.begin - from : count, sees ? seen.end - from : count, args.a->softcap, m, l);
+    if (behind) scale_tokens(scores, args.tiles->values, first, last, behind);
+}
+
 // Rows [row, row + R) of the item against one range: scores, p, o, merged into the slot.
 template <class T, int R>
 static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row, bool ahead) {
     using element = typename T::element;
     using operand = typename T::operand;
     constexpr int N = slabs_of(R);
-    const AttentionArgs& a = *args.a;
     const KeyTiles& tiles = *args.tiles;
-    const int dim = args.dim, head_dim = a.cache.head_dim, group = group_of(a), seq = args.item->seq;
-    const bool scaled = a.cache.type == CacheType::i8;
+    const int dim = args.dim, behind = args.a->cache.type == CacheType::i8 ? kKeyTile * dim * static_cast<int>(sizeof(element)) : 0;
 
     alignas(64) operand q[R * kRange];
     alignas(64) float scores[R * kRange];
-    int low[R], high[R];  // keys of the range that each row sees
-    int begin = kRange, end = 0;
-    const float scale = (a.softcap > 0.0f ? a.scale / a.softcap : a.scale) * unit_of(a.cache.type);
+    Seen seen[R];
     for (int r = 0; r < R; ++r) {
-        const int index = args.item->first_row + row + r, token = index / group;
-        const int position = a.seq_lens[seq] - tokens_of(a, seq) + token;
-        low[r] = keys_begin(a, position) - tiles.base;
-        high[r] = keys_end(position) - tiles.base;
-        if (low[r] < 0) low[r] = 0;
-        if (high[r] > kRange) high[r] = kRange;
-        if (low[r] < high[r]) {
-            begin = low[r] < begin ? low[r] : begin;
-            end = high[r] > end ? high[r] : end;
-        }
-        const float* from = a.q + (a.query_start[seq] + token) * a.q_stride + int64_t{args.item->head * group + index % group} * head_dim;
-        for (int d = 0; d < dim; d += W) {
-            const vf x = mul(load_n(from + d, head_dim - d), set1(scale));
+        seen[r] = seen_by(args, row + r);
+        load_query(args, row + r, [&](int d, vf x) {
             if constexpr (T::paired)
                 store_bf16(reinterpret_cast<bf16*>(q) + r * kRange + d, x);
             else
                 ISA::store(reinterpret_cast<float*>(q) + r * kRange + d, x);
-        }
+        });
     }
-    if (begin >= end) return;
-    const int first = begin / kKeyTile, last = (end + kKeyTile - 1) / kKeyTile;
+    const Range all = tiles_seen(seen, R);
+    if (all.begin >= all.end) return;
+    const int first = static_cast<int>(all.begin), last = static_cast<int>(all.end);
 
     // The values of this range, and later the keys of the next, travel while the arithmetic runs.
     auto score_tiles = [&](auto slabs, int t) __attribute__((always_inline)) {
@@ -343,21 +274,16 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
 #endif
     for (int r = 0; r < R; ++r) {
         float m, l;
-        const int from = first * kKeyTile, count = last * kKeyTile - from;
-        float* s = scores + r * kRange + from;
-        const bool sees = low[r] < high[r];
-        if (scaled) scale_tokens<T>(scores + r * kRange, tiles.keys, first, last, dim);
-        softmax_row(s, count, sees ? low[r] - from : count, sees ? high[r] - from : count, a.softcap, m, l);
-        if (scaled) scale_tokens<T>(scores + r * kRange, tiles.values, first, last, dim);
+        soften(args, scores + r * kRange, seen[r], first, last, behind, m, l);
 #if OCTAVO_PAIRED_BF16
         if constexpr (T::paired) {
             vf sum = zero();
-            for (int i = 0; i < count; i += W) {
-                bf16* to = rounded + r * kRange + from + i;
-                store_bf16(to, load(s + i));
+            for (int i = first * kKeyTile; i < last * kKeyTile; i += W) {
+                bf16* to = rounded + r * kRange + i;
+                store_bf16(to, load(scores + r * kRange + i));
                 sum = add(sum, load_bf16(to));
             }
-            if (!scaled) l = reduce_add(sum);
+            if (!behind) l = reduce_add(sum);
         }
 #endif
         factors[r] = merge_sums(args.slot.m[row + r], args.slot.l[row + r], m, l);

@@ -114,8 +114,8 @@ struct FloatTile {
 #ifdef OCTAVO_HAS_FLOAT_ROWS
         if constexpr (std::is_same_v<Weights, F32Weights>)
             if (const int64_t fours = t.steps / 4 * 4) {
-                if (t.first) std::memset(t.sums, 0, sizeof(float) * R * kPanel);
-                multiply_rows<R>(t.w, t.a, t.a_stride, fours, t.sums, t.ahead, 4 * t.ahead_bytes / fours);
+                const auto multiply = t.first ? multiply_rows<R, kPanel, true> : multiply_rows<R, kPanel, false>;
+                multiply(t.w, t.a, t.a_stride, fours, t.sums, t.ahead, 4 * t.ahead_bytes / fours);
                 if (fours == t.steps) return;
                 return run_steps<R, V>(
                     {t.w + fours * kStepBytes, t.a + fours * kActStep, t.a_stride, t.steps - fours, t.sums, false, t.zero, t.ahead, 0}, 0);
