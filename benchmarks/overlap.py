@@ -1,5 +1,5 @@
-"""What a step takes where the host's part of it is done beside the one before, and where it is not, by turns; and the part
-of it in which no kernel runs. Wanted is a core beyond the threads, as with --threads 1 on two cores.
+"""What a step takes where the host's part of it is done beside the one before, and where it is not, by turns; and how
+much of that no kernel runs. Wanted is a core beyond the threads, as with --threads 1 on two cores.
 """
 
 from __future__ import annotations
