@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,11 @@ import pydantic
 import pytest
 from openai.types.responses import Response
 from real_server import RealServer
-from server_world import chunks, joined, strict, wait_until
+from server_world import World, chunks, joined, strict, wait_until
+
+from octavo import AsyncLLM
+from octavo.runtime.grammars import Grammars
+from octavo.server.context import TEXT_THREADS
 
 sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("model", "judges"))
 
@@ -241,6 +246,33 @@ HUGE: dict[str, dict[str, Any]] = {
     "5,000 references in a chain": {"json": {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}}},
     "10,000 rules in a chain": {"grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(3500))},
 }
+
+
+def test_what_is_free_does_not_wait_for_what_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, opened = [], threading.Event()
+    compile = Grammars.compile
+
+    def gated(self: Grammars, *asked: Any) -> Any:
+        begun.append(asked)
+        assert opened.wait(60)
+        return compile(self, *asked)
+
+    monkeypatch.setattr(Grammars, "compile", gated)
+    service = AsyncLLM(tiny.write_checkpoint("llama", tmp_path), threads=1, kv_cache_memory="4MiB")
+    world = World(tmp_path, service=service)
+    bodies: list[dict[str, Any]] = [{"structured_outputs": {"choice": [f"c{i}"]}} for i in range(TEXT_THREADS)]
+    bodies += [{"guided_regex": f"r{i}"} for i in range(TEXT_THREADS)]
+    try:
+        with ThreadPoolExecutor() as threads:
+            held = [threads.submit(world.post, COMPLETIONS, prompt="hi", max_tokens=9, **body) for body in bodies]
+            wait_until(lambda: len(begun) == len(bodies))
+            assert world.post(COMPLETIONS, prompt="hi", max_tokens=3)["usage"]["completion_tokens"] == 3
+            opened.set()
+            texts = [future.result()["choices"][0]["text"] for future in held]
+        assert texts == ["c0", "c1", "r0", "r1"]
+    finally:
+        opened.set()
+        world.close()
 
 
 def test_huge_constraints_beside_a_stream(server: RealServer) -> None:

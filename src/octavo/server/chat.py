@@ -33,7 +33,7 @@ def router(context: ServerContext) -> APIRouter:
         """Answers a conversation. With stream=true the reply is a stream of server-sent events."""
         body = await context.reader.read(http, ChatRequest)
         call = context.call("chatcmpl", body.model, tenant_of(http))
-        request, format = await context.off_loop(
+        request, format = await context.admit(
             body, chat_request, context.service, context.dialect, body, call, context.config.max_n
         )
         generation = context.start([request])

@@ -29,6 +29,8 @@ Result = TypeVar("Result")
 # bodies take turns among themselves, so that small ones never wait behind a queue of them.
 TEXT_THREADS = 2
 LARGE_BYTES = 64 << 10
+# What constrains an output may wait for seconds until it is compiled, which takes no time of these threads.
+CONSTRAINED_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class ServerContext:
         self.draining = False
         self._threads = ThreadPoolExecutor(TEXT_THREADS, "octavo-text")
         self._large = ThreadPoolExecutor(1, "octavo-large-text")
+        self._constrained = ThreadPoolExecutor(CONSTRAINED_THREADS, "octavo-constrained")
 
     async def off_loop(
         self, body: WireModel, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
@@ -60,6 +63,14 @@ class ServerContext:
         """Runs the text work of a call where it cannot hold up other streams."""
         threads = self._large if body.num_bytes > LARGE_BYTES else self._threads
         return await in_thread(threads, function, *args, **kwargs)
+
+    async def admit(
+        self, body: WireModel, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
+    ) -> Result:
+        """The same for what makes requests of a body: those that may wait for a grammar hold up none but their like."""
+        if body.is_constrained:
+            return await in_thread(self._constrained, function, *args, **kwargs)
+        return await self.off_loop(body, function, *args, **kwargs)
 
     def call(self, prefix: str, model: str | None, tenant: Tenant, joint: str = "-") -> Call:
         """A new call; its id is made here, whatever the client sent. Raises ApiError: unknown model, shutting down."""
@@ -91,5 +102,5 @@ class ServerContext:
         return Generation(self.service.engine, requests)
 
     def close(self) -> None:
-        for threads in (self._threads, self._large):
+        for threads in (self._threads, self._large, self._constrained):
             threads.shutdown(wait=False, cancel_futures=True)

@@ -49,7 +49,7 @@ def router(context: ServerContext) -> APIRouter:
         """Answers a conversation in Anthropic's shapes. With stream=true the reply is a stream of named events."""
         body = await context.reader.read(http, MessagesRequest)
         call = context.call("msg", body.model, tenant_of(http), "_")
-        request, format = await context.off_loop(body, message_request, context, body, call)
+        request, format = await context.admit(body, message_request, context, body, call)
         generation = context.start([request])
         if body.stream:
             events = message_events(call, body, format, generation)

@@ -54,6 +54,13 @@ def _few_enough(value: Any) -> Any:
 Messages = Annotated[Any, BeforeValidator(_few_enough), WithJsonSchema(wire_schema.MESSAGES)]
 
 
+# Fields for which a grammar may have to be compiled, on any route.
+CONSTRAINING = (
+    *("response_format", "structured_outputs", "tools", "text", "output_config"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"),
+)
+
+
 class WireModel(BaseModel):
     """Strict: no text for numbers, no true for 1. Unknown fields pass, and are logged once by the reader."""
 
@@ -69,6 +76,11 @@ class WireModel(BaseModel):
     @num_bytes.setter
     def num_bytes(self, value: int) -> None:
         self._num_bytes = value
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar may have to be compiled for what it asks."""
+        return any(getattr(self, name, None) is not None for name in CONSTRAINING)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
