@@ -438,6 +438,37 @@ def test_far_into_a_prompt_chunks_are_shorter_by_what_lies_before_them() -> None
     assert sum("streams" in {r[0] for r in batch} for batch in w.batches) == 40, "a stream goes on in every step"
 
 
+def test_what_drafts_read_takes_nothing_from_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world(budget=64, num_blocks=400, drafts=3, context_cost=1 / 10)
+    monkeypatch.setattr(w.random, "randint", lambda low, high: high)  # as many as may be
+    for index in range(4):
+        w.add(request(f"stream {index}", PROMPT[index:] + PROMPT[:90], max_tokens=100))
+    while any(sequence.num_output_tokens < 2 for sequence in [*w.scheduler.running, *w.scheduler.waiting]):
+        w.step()
+    w.add(request("prompt", PROMPT[::-1][:40], max_tokens=2))
+    first = len(w.batches)
+    finish(w)
+    drafted = [any(r[0].startswith("stream") and r[3] > 1 for r in batch) for batch in w.batches]
+    assert any(drafted[first:])
+    assert ("prompt", 0, 0, 40) in w.batches[first]
+
+
+def test_a_prompt_that_many_will_share_is_cut_as_others_are() -> None:
+    cost = 1 / 100
+    w = world(budget=64, num_blocks=400, seqs=16, rows=16, context_cost=cost)
+    for index in range(13):
+        w.add(request(str(index), [index, *PROMPT[:3]], max_tokens=60))
+    w.step()
+    w.add(request("shared", random.Random(8).choices(range(VOCAB), k=300), n=4, max_tokens=2))
+    for _ in range(30):
+        w.step()
+    chunks = [
+        (start, count) for batch in w.batches for name, _, start, count in batch if name == "shared" and count > 1
+    ]
+    assert chunks and all(count * (1 + cost * start) < 64 or count == SHORTEST_CHUNK for start, count in chunks)
+    finish(w)
+
+
 def test_the_next_step_is_scheduled_before_the_last_is_committed() -> None:
     w = world(ahead=1)
     w.add(request("free", PROMPT[:9], max_tokens=20))

@@ -26,6 +26,11 @@ def count_tokens(config: SchedulerConfig, sequence: Sequence, batch: Batch) -> i
     known = len(sequence.token_ids) - sequence.num_computed_tokens
     if sequence.num_pending_samples or known == 0:
         return int(may_run_ahead(sequence))
+    if config.enable_chunked_prefill:
+        if config.context_cost and known > 1:
+            budget = min(budget, longest_chunk(config, sequence.num_computed_tokens, budget - batch.context_tokens))
+        if config.long_prefill_token_threshold:
+            budget = min(budget, config.long_prefill_token_threshold)
     request, num_prompt = sequence.request, sequence.num_prompt_tokens
     # Nearly every position of the prompt takes a row.
     scores = request.params.prompt_logprobs is not None and sequence.num_computed_tokens < num_prompt
@@ -36,11 +41,6 @@ def count_tokens(config: SchedulerConfig, sequence: Sequence, batch: Batch) -> i
     rows -= num_samples - 1
     if known == 1 and not sequence.draft_token_ids:
         return 1
-    if config.enable_chunked_prefill:
-        if config.context_cost and known > 1:
-            budget = min(budget, longest_chunk(config, sequence.num_computed_tokens, budget - batch.context_tokens))
-        if config.long_prefill_token_threshold:
-            budget = min(budget, config.long_prefill_token_threshold)
     if scores:
         budget = min(budget, rows)
     elif known > budget and not config.enable_chunked_prefill:
@@ -99,7 +99,7 @@ def put(config: SchedulerConfig, sequence: Sequence, count: int, batch: Batch) -
         batch.num_rows += rows[1] - rows[0]
     batch.others.append(ScheduledRange(sequence, start, count, indices, num_drafts, rows, sequence.num_preemptions))
     batch.num_tokens += count
-    if count > 1:
+    if count - num_drafts > 1:
         batch.context_tokens += int(count * config.context_cost * start)
     sequence.share.charge(count, batch.num_rows - rows_before)
     sequence.num_computed_tokens = end
