@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -229,24 +230,40 @@ def test_progress_goes_to_stderr_and_only_where_asked(llm: LLM, capsys: pytest.C
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_interrupt_leaves_nothing_behind(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = make()
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("where", ["before", "launch", "outputs"])
+def test_an_interrupt_leaves_nothing_behind(
+    make: Any, monkeypatch: pytest.MonkeyPatch, where: str, ahead: bool
+) -> None:
+    llm = make(async_scheduling=ahead)
     engine = llm._loaded().engine
-    steps = 0
-    step = engine.step
+    calls = 0
 
-    def interrupted() -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            raise KeyboardInterrupt
-        return step()
+    def interrupting(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise KeyboardInterrupt
+            return function(*arguments)
 
-    monkeypatch.setattr(engine, "step", interrupted)
+        return call
+
+    def launch(batch: Any) -> Any:
+        pending = engine.runner.__class__.launch(engine.runner, batch)
+        return SimpleNamespace(outputs=interrupting(pending.outputs))
+
+    if where == "before":
+        monkeypatch.setattr(engine, "step", interrupting(engine.step))
+    else:
+        monkeypatch.setattr(
+            engine.runner, "launch", launch if where == "outputs" else interrupting(engine.runner.launch)
+        )
     with pytest.raises(KeyboardInterrupt):
         run(llm, ["a", "b"], SamplingParams(max_tokens=500, ignore_eos=True))
-    assert not engine.has_work()
+    assert calls >= 3 and not engine.has_work()
     engine.scheduler.check()
+    monkeypatch.undo()
     assert len(ids_of(run(llm, "abc"))[0]) == 6
 
 

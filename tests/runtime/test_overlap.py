@@ -255,6 +255,7 @@ def test_an_engine_closes_after_the_step_that_runs(served: tuple[AsyncEngine, Lo
             async for _ in stream:
                 pass
         await until(lambda: not vars(model.engine.runner))
+        assert not model.engine._in_flight, "a step that nobody commits would hold weights and cache"
 
     asyncio.run(main())
 

@@ -100,7 +100,7 @@ class Engine:
             committed.append(self._commit())
         batch = self.scheduler.schedule()
         if batch is not None:
-            self._in_flight.append((batch, self._launch(batch)))
+            self._launch(batch)
             self.stats.step_tokens.observe(batch.num_tokens)
         if self._in_flight and not committed and (batch is None or len(self._in_flight) > self._lookahead):
             committed.append(self._commit())
@@ -132,6 +132,7 @@ class Engine:
 
     def close(self) -> None:
         self.runner.close()
+        self._in_flight.clear()  # a step holds on to what it runs in
 
     def _expire(self) -> list[SequenceOutput]:
         """Ends the requests whose time is over, whether they run or wait. A live one is always followed by a step."""
@@ -146,8 +147,8 @@ class Engine:
         return news
 
     def _commit(self) -> News:
-        """What the oldest step in flight brings, once it is over."""
-        batch, pending = self._in_flight.popleft()
+        """What the oldest step in flight brings, once it is over. Whoever was interrupted in it can call it again."""
+        batch, pending = self._in_flight[0]
         self.computed_untold += [one.sequence.request.request_id for one in batch.others if _ends_untold_prompt(one)]
         try:
             outputs = pending.outputs()
@@ -156,15 +157,19 @@ class Engine:
             news = News([], [], self.scheduler.fail(batch, describe(error)))
         else:
             news = self.scheduler.commit(batch, outputs)
+        self._in_flight.popleft()
         if batch.step <= self._reset_step:  # what it had computed by then has become findable
             self.scheduler.reset_prefix_cache()
         return news
 
-    def _launch(self, batch: Batch) -> Pending:
+    def _launch(self, batch: Batch) -> None:
+        pending: Pending = _FailedLaunch(RuntimeError("The step was interrupted."))
         try:
-            return self.runner.launch(batch)
+            pending = self.runner.launch(batch)
         except Exception as error:
-            return _FailedLaunch(error)  # met in the order of commits
+            pending = _FailedLaunch(error)  # met in the order of commits
+        finally:
+            self._in_flight.append((batch, pending))
 
     def _tell(self, news: News) -> list[SequenceOutput]:
         """The outputs of a step, with text."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -67,11 +69,20 @@ class OverlappedRunner:
         programs = [runner.program for runner in runners]
         self._runners = runners
         self._thread = _native.StepThread(list(zip(programs, samplings, strict=True)))
+        # Also at the interpreter's end, and where nobody closes: a step may wait for the interpreter's lock.
+        self._end = weakref.finalize(self, self._thread.close)
         self._launched: list[Launched] = []  # the last of each, the oldest first
+        self._process = os.getpid()
 
     def launch(self, batch: Batch) -> Launched:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "The model was loaded before this process was forked, and the thread that runs its steps is not here: "
+                "load it after the fork, or with async_scheduling=False."
+            )
         if len(self._launched) == len(self._runners):
-            self._launched.pop(0).finish()  # its arrays are written next
+            self._launched[0].finish()  # its arrays are written next
+            del self._launched[0]
         before = self._launched[-1] if self._launched else None
         if before is not None and is_pooled(before.step.part):
             before.finish()  # reads the workspace, where the next step would write
@@ -92,7 +103,7 @@ class OverlappedRunner:
         """Lets the step that runs end, and lets go of all. Twice changes nothing."""
         if not vars(self):
             return
-        self._thread.close()
+        self._end()
         for runner in self._runners:
             runner.close()
         vars(self).clear()
