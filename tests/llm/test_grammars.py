@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
@@ -145,3 +146,27 @@ def test_a_library_of_another_layout_is_loaded_once(make: Callable[..., LLM], mo
 def test_the_versions_are_those_that_are_installed_with_octavo() -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert f'"llguidance{grammars.RANGE}"' in project and grammars.version_fault() == ""
+
+
+def test_what_is_refused_again_and_again_keeps_nothing_of_who_asked(make: Callable[..., LLM]) -> None:
+    compiler = make()._loaded().grammars.compiler()
+    lengths = []
+    for _ in range(5):
+        with pytest.raises(RequestError):
+            compiler.compile(StructuredOutputsParams(json={"type": "array", "uniqueItems": True}))
+        ((compilation),) = compiler._compiled.values()
+        error = compilation.future.exception()
+        assert error is not None
+        lengths.append(len(list(traceback.walk_tb(error.__traceback__))))
+    assert len(set(lengths)) == 1
+
+
+def test_a_fault_of_ours_is_not_kept_as_the_constraints(
+    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = make()._loaded().grammars.compiler()
+    with monkeypatch.context() as patch:
+        patch.setattr(_native, "compile_grammar", lambda *asked, **limits: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(MemoryError):
+            compiler.compile(ASKED)
+    assert compiler.compile(ASKED).matcher() is not None

@@ -76,7 +76,12 @@ class Compilation:
     @property
     def is_useless(self) -> bool:
         future = self.future
-        return future.cancelled() or (future.done() and future.exception() is None and future.result().is_worn)
+        if not future.done():
+            return False
+        if future.cancelled():
+            return True
+        error = future.exception()
+        return future.result().is_worn if error is None else not isinstance(error, RequestError)
 
 
 class GrammarCompiler:
@@ -105,9 +110,11 @@ class GrammarCompiler:
         """
         compilation = self._join((params, reasoning))
         try:
-            return compilation.future.result(COMPILE_SECONDS)
-        except RequestError as error:
-            raise RequestError(str(error), error.param) from None  # one of its own for each who asked
+            error = compilation.future.exception(COMPILE_SECONDS)
+            if isinstance(error, RequestError):
+                # One of its own for each who asked: the one that is kept would keep the frames of all of them.
+                raise RequestError(str(error), error.param)
+            return compilation.future.result()
         except FutureTimeoutError:
             if not (compilation.future.running() or compilation.future.done()):
                 raise EngineFullError(
