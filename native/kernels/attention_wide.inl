@@ -4,6 +4,7 @@
 // of all rows, the values of one slab of dimensions after the other do.
 namespace octavo::ISA {
 
+static_assert(kMaxHeadDim <= kRange, "a slab holds at least one tile");
 constexpr int kWideFloats = kRange * kKeyTile;  // 16 KiB: a slab of values, or tiles of keys
 
 // Of what is widened, the scores and the queries.

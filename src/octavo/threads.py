@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import ParamSpec, TypeVar
@@ -25,4 +26,4 @@ async def in_thread(
         except StopIteration as fault:
             raise RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration") from fault
 
-    return await asyncio.get_running_loop().run_in_executor(threads, run)
+    return await asyncio.get_running_loop().run_in_executor(threads, contextvars.copy_context().run, run)

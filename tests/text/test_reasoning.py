@@ -55,6 +55,12 @@ def test_content_whose_white_space_counts_comes_as_it_is(reasoning: str, content
         assert got == (reasoning.strip(), content)
 
 
+def test_what_follows_white_space_that_counts_is_no_reasoning() -> None:
+    text = "\n<think>a</think> b"
+    for place in range(len(text) + 1):
+        assert read([text[:place], text[place:]], inside=False, keeps_space=True) == ("", text)
+
+
 @given(
     pieces=st.lists(st.sampled_from(["<think>", "</think>", "<think", ">", "</", " ", "\n", "a", "é"]), max_size=20),
     inside=st.booleans(),

@@ -29,7 +29,8 @@ Result = TypeVar("Result")
 # bodies take turns among themselves, so that small ones never wait behind a queue of them.
 TEXT_THREADS = 2
 LARGE_BYTES = 64 << 10
-# What constrains an output may wait for seconds until it is compiled, which takes no time of these threads.
+# A request that constrains its output may wait for seconds until a grammar is compiled, and would keep a thread from
+# all others meanwhile.
 CONSTRAINED_THREADS = 8
 
 
@@ -68,7 +69,7 @@ class ServerContext:
         self, body: WireModel, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
     ) -> Result:
         """The same for what makes requests of a body: those that may wait for a grammar hold up none but their like."""
-        if body.is_constrained:
+        if body.is_constrained and body.num_bytes <= LARGE_BYTES:
             return await in_thread(self._constrained, function, *args, **kwargs)
         return await self.off_loop(body, function, *args, **kwargs)
 

@@ -158,7 +158,7 @@ def held_format(
     format: ReplyFormat, asked: StructuredOutputsParams | None, grammar: Grammar | None, before: Preamble | None
 ) -> ReplyFormat:
     """What the replies to a request are made of that asks for something after `before`: what comes of the grammar is
-    content as it is, though it may look like what else a reply is made of.
+    content as it is, though it may look like reasoning.
     """
     if asked is None or grammar is None:
         return format

@@ -64,7 +64,7 @@ class ReasoningSplitter:
     """Turns pieces of text into reasoning and content. Reasoning stands once, before everything else, or nowhere."""
 
     def __init__(self, format: ReasoningFormat, inside: bool, keeps_space: bool = False) -> None:
-        """`inside`: the text begins within reasoning. `keeps_space`: white space after it is content."""
+        """`inside`: the text begins within reasoning. `keeps_space`: white space beside it is content."""
         self._keeps_space = keeps_space
         self._reasoning, self._content = Spaced(), Spaced()
         self._end = MarkerSearch([format.end])
@@ -78,7 +78,7 @@ class ReasoningSplitter:
         told: list[Event] = []
         if self._begin is not None:
             passed, marker, at = self._begin.feed(text)
-            if passed.strip(SPACE):
+            if passed if self._keeps_space else passed.strip(SPACE):
                 # The reply has begun with something else.
                 text, self._begin = passed + (marker or self._begin.flush()) + text[at:], None
             elif marker:
