@@ -21,6 +21,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=description)
     result.add_argument("--model", help="As for octavo serve; default: SmolLM2-135M-Instruct.")
     result.add_argument("--dtype", default="auto")
+    result.add_argument("--quantization", default="auto")
     result.add_argument("--isa")
     result.add_argument("--threads", type=int)
     result.add_argument("--repeat", type=int, default=3)
@@ -30,7 +31,8 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def engine_options(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    given = {"model": args.model, "dtype": args.dtype, "isa": args.isa, "threads": args.threads}
+    names = ("model", "dtype", "quantization", "isa", "threads")
+    given = {name: getattr(args, name) for name in names}
     return {name: value for name, value in given.items() if value is not None} | more
 
 

@@ -66,7 +66,8 @@ def main() -> None:
     llm = LLM(**engine_options(args, enable_prefix_caching=True, max_model_len=1024, async_scheduling=False))
     loaded = llm._loaded()
     engine, vocab = loaded.engine, loaded.tokenizer.vocab_size
-    program = engine.runner.program = Timed(engine.runner.program)
+    runner: Any = engine.runner
+    program = runner.program = Timed(runner.program)
     rows = {"microseconds a token at first sight": spread([first_sight(loaded.tokenizer)])}
 
     def requests(count: int, first: int) -> list[Request]:

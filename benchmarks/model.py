@@ -13,7 +13,7 @@ import json
 import os
 import statistics
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +25,9 @@ from common import Load, engine_options, parser, random_prompt, spread
 from octavo import LLM, SamplingParams, _native
 from octavo.config import EngineConfig
 from octavo.model.model_config import ModelConfig
-from octavo.model_files import describe
+from octavo.model_files import open_files
 from octavo.runtime.topology import default_threads, read_nodes
-from octavo.weights.checkpoint import open_checkpoint
-from octavo.weights.packing import float_format, job
-from octavo.weights.passes import load_weights
-from octavo.weights.sources import resolve
+from octavo.weights.packing import job
 
 PROBE_BYTES = 256 << 20
 PREFILLS = (1024, 4096)
@@ -58,7 +55,7 @@ class Step:
     rows: int  # that logits were asked of
     seconds: float
     inside: float
-    ops: Counter[str]
+    ops: dict[str, float]
 
 
 class Model:
@@ -66,29 +63,28 @@ class Model:
 
     def __init__(self, args: Any, ops: set[str]):
         config = EngineConfig.from_options(**engine_options(args))
-        checkpoint = open_checkpoint(resolve(config.model, config.revision, config.download_dir).path)
-        model = describe(checkpoint, config)
-        tensors = load_weights(checkpoint, model.weight_names, model.weight_shapes)
-        self.config: ModelConfig = model.config
-        self.cache_type = float_format(config.dtype, tensors)
+        files = open_files(config)
+        self.config: ModelConfig = files.model.config
+        self.cache_type = files.kv_type
         self.isa, pool = _native.select_isa(config.isa or ""), _native.ThreadPool(1)
-        sizes: dict[tuple[str, str, int, int], int] = {}
+        sizes: dict[tuple[Any, ...], int] = {}
         self.matrices = []
-        head = "embed" if model.config.tied_head else "head"
-        for name, tensor in tensors.items():
+        head = "embed" if self.config.tied_head else "head"
+        for name, tensor in files.tensors.items():
             part = name.rsplit(".", 1)[-1]
             if len(tensor.shape) < 2 or (part == "embed" and head != "embed"):
                 continue  # of an embedding a step reads the rows of its tokens
-            target, source, data, n, k = job(tensor, self.cache_type)
-            if (target, source, n, k) not in sizes:
-                sizes[target, source, n, k] = _native.pack(self.isa, pool, target, source, np.array(data), n, k).bytes
+            target, source, data, n, k, group = job(tensor, files.targets[name])
+            kind = (target, source, n, k, group)
+            if kind not in sizes:
+                sizes[kind] = _native.pack(self.isa, pool, target, source, np.array(data), n, k, group).bytes
             gated = part in ("gate", "up") and "gated_linear" in ops
             op = "logits" if part == head else "gated_linear" if gated else "linear"
-            self.matrices.append(Matrix(op, target, n, k, sizes[target, source, n, k]))
+            self.matrices.append(Matrix(op, target, n, k, sizes[kind]))
 
-    def least_seconds(self, step: Step, limits: dict[str, float]) -> Counter[str]:
+    def least_seconds(self, step: Step, limits: dict[str, float]) -> dict[str, float]:
         """Of each op with a limit; an op is bound by one of its two limits in each matrix or layer."""
-        c, seconds = self.config, Counter[str]()
+        c, seconds = self.config, defaultdict[str, float](float)
         tokens = sum(count for count, _ in step.parts)
         for m in self.matrices:
             rows = step.rows if m.op == "logits" else tokens
@@ -122,7 +118,7 @@ class Clocked:
 class Bench:
     def __init__(self, args: Any):
         self.loaded = LLM(**engine_options(args, enable_prefix_caching=False, async_scheduling=False))._loaded()
-        runner = self.loaded.engine.runner
+        runner: Any = self.loaded.engine.runner
         self.program = runner.program
         self.program.profile = True  # two clock readings an op
         self.clocked = runner.program = Clocked(self.program)
@@ -153,7 +149,7 @@ class Bench:
             start = time.perf_counter()
             engine.step()
             seconds = time.perf_counter() - start
-            ops = Counter[str]()
+            ops = defaultdict[str, float](float)
             for name, spent in zip(self.names, self.program.seconds, strict=True):
                 ops[name] += spent
             tokens = np.diff(inputs.query_start[: inputs.seqs + 1]).tolist()
@@ -174,20 +170,25 @@ class Bench:
         limits = self.limits()
         steps = run()
         limits = {name: max(rate, limits[name]) for name, rate in self.limits().items()}
-        least, spent = Counter[str](), Counter[str]()
+        least, spent = defaultdict[str, float](float), defaultdict[str, float](float)
         for step in steps:
-            least.update(self.model.least_seconds(step, limits))
-            spent.update(step.ops)
+            add(least, self.model.least_seconds(step, limits))
+            add(spent, step.ops)
         seconds, inside = sum(step.seconds for step in steps), sum(step.inside for step in steps)
-        spent["waiting"] = inside - spent.total()  # for the other threads, and to wake them
+        spent["waiting"] = inside - sum(spent.values())  # for the other threads, and to wake them
         spent["Python"] = seconds - inside
         return {
             "limits": limits,
             "rate": sum(tokens for step in steps for tokens, _ in step.parts) / seconds,
-            "share": least.total() / seconds,
+            "share": sum(least.values()) / seconds,
             "time": {name: value / seconds for name, value in spent.items()},
             "limit": {name: value / spent[name] for name, value in least.items()},
         }
+
+
+def add(to: dict[str, float], more: dict[str, float]) -> None:
+    for name, value in more.items():
+        to[name] = to.get(name, 0.0) + value
 
 
 def middle(runs: list[dict[str, Any]], key: str) -> dict[str, float]:
@@ -202,10 +203,11 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         held = f" ({result['limit'][op]:.0%})" if op in result["limit"] else ""
         return f"{result['time'].get(op, 0):.0%}{held}"
 
-    most = Counter[str]()
+    most: dict[str, float] = {}
     for result in results.values():
-        most |= Counter(result["time"])
-    ops = [name for name, share in most.most_common() if share >= SMALL and name not in ("waiting", "Python")]
+        most |= {name: max(share, most.get(name, 0.0)) for name, share in result["time"].items()}
+    by_share = sorted(most, key=lambda name: -most[name])
+    ops = [name for name in by_share if most[name] >= SMALL and name not in ("waiting", "Python")]
     small = [name for name, share in most.items() if share < SMALL and name not in ("waiting", "Python")]
     rows = [
         line("", results),
@@ -224,8 +226,9 @@ def main() -> None:
     args = options.parse_args()
     bench = Bench(args)
     work: dict[str, Callable[[], list[Step]]] = {
-        f"decode, {count} at once": partial(bench.decode, count, number) for count, number in DECODES.items()
-    } | {f"prefill of {length:,}": partial(bench.prefill, length) for length in PREFILLS}
+        **{f"decode, {count} at once": partial(bench.decode, count, number) for count, number in DECODES.items()},
+        **{f"prefill of {length:,}": partial(bench.prefill, length) for length in PREFILLS},
+    }
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in work}
     load = Load(os.getpid())
     for turn in range(args.repeat + 1):  # the first touches pages, and does not count

@@ -22,7 +22,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -229,7 +229,7 @@ def static(coming: Iterator[Arrival], report: Report) -> None:
                 report.ended(ends.pop(0), first, now)
 
 
-POLICIES = {
+POLICIES: dict[str, Callable[[Iterator[Arrival], Report], None]] = {
     "octavo": scheduled,
     "fcfs": partial(scheduled, fair=False),
     "unchunked": partial(scheduled, chunked=False, fair=False),

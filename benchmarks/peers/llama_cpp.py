@@ -92,7 +92,8 @@ class LlamaCpp(Engine):
             while prefix.done < shared:
                 self.decode([(0, prefix, min(self.batch_size, shared - prefix.done))])
         waiting = [Sequence(i, list(r.prompt), shared, r.output) for i, r in enumerate(requests)][::-1]
-        free, running = list(range(bool(shared), self.shape[0]))[::-1], {}
+        free = list(range(bool(shared), self.shape[0]))[::-1]
+        running: dict[int, Sequence] = {}
         while waiting or running:
             while waiting and free:
                 slot = free.pop()
