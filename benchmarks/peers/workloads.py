@@ -48,7 +48,7 @@ def warm_up(requests: list[Request]) -> list[Request]:
     return [Request(request.prompt, min(request.output, 4)) for request in requests[:8]]
 
 
-DECODE = Metric("decode", "tok/s", lambda requests, times, seconds: (times[0][2] - 1) / (times[0][1] - times[0][0]))
+DECODE = Metric("decode", "tok/s", lambda requests, times, seconds: sum((t[2] - 1) / (t[1] - t[0]) for t in times))
 PREFILL = Metric("prefill", "tok/s", lambda requests, times, seconds: len(requests[0].prompt) / times[0][0])
 FIRST = Metric("first token", "ms", lambda requests, times, seconds: 1000 * times[0][0], more_is_better=False)
 MEDIAN_FIRST = Metric(
@@ -62,6 +62,7 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("A", "one request, 128 in, 128 out", [(128, 128)], [DECODE, FIRST]),
+        Workload("A32", "32 requests at once, 128 in, 128 out", [(128, 128)] * 32, [DECODE]),
         Workload("B1024", "prefill of 1,024", [(1024, 1)], [PREFILL]),
         Workload("B4096", "prefill of 4,096", [(4096, 1)], [PREFILL]),
         Workload("C", "64 requests at once, 17,241 in, 9,172 out", C, [OUTPUT, MEDIAN_FIRST]),
