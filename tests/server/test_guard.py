@@ -189,3 +189,44 @@ def test_every_reference_in_the_openapi_document_leads_somewhere(world: World) -
         place = document
         for part in reference.removeprefix("#/").split("/"):
             place = place[part]
+
+
+def test_a_body_that_is_answered_is_not_read_on(locked: World) -> None:
+    """The answer comes at once and says that the connection closes; it does, whatever the client goes on sending."""
+    lines = [b"host: x", b"content-type: application/json", b"authorization: Bearer " + KEY.encode()]
+    endless = [b"transfer-encoding: chunked"]
+    cases = [
+        (413, [*lines, b"content-length: 100000000000"]),
+        (413, [*lines, b"content-length: 100000000000", b"expect: 100-continue"]),
+        (413, [*lines, *endless]),  # once there is too much of it
+        (401, [*lines[:2], *endless]),
+        (400, [lines[0], lines[2], *endless]),  # of no type
+    ]
+    for status, headers in cases:
+        with socket.create_connection(("127.0.0.1", locked.port), timeout=30) as connection:
+            connection.sendall(b"\r\n".join([b"POST /v1/completions HTTP/1.1", *headers, b"", b""]))
+            piece = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
+            if status == 413 and headers[-1] == endless[0]:
+                connection.sendall(piece * 17)
+            started = time.monotonic()
+            answer = connection.recv(65536)
+            head = answer.lower().partition(b"\r\n\r\n")[0]
+            assert f" {status} ".encode() in head.split(b"\r\n")[0] and b"connection: close" in head, answer
+            assert b'"message":' in answer + connection.recv(65536)
+            # It goes on, and is cut off soon; what it sent has gone nowhere.
+            num_sent = 0
+            with pytest.raises((ConnectionResetError, BrokenPipeError)):
+                while time.monotonic() - started < 20:
+                    num_sent += connection.send(piece)
+                    time.sleep(0.02)
+            assert time.monotonic() - started < 5 * protocol.LINGER
+    locked.probe()
+
+
+def test_the_answer_reaches_who_sends_as_fast_as_it_can(locked: World) -> None:
+    """A client that reads only when it cannot send: nothing of the answer is lost to a reset."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer " + KEY.encode()
+    head += b"\r\ncontent-type: application/json\r\ncontent-length: 8000000\r\n\r\n"
+    for _ in range(5):
+        answer = talk(locked, head, *[b"a" * 1_000_000] * 8)
+        assert b" 413 " in answer and answer.endswith(b"}")

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections with bounded headers: uvicorn's httptools protocol sets no limit of its own."""
+"""HTTP/1.1 connections with bounded headers, and no reading on of bodies that are answered: uvicorn bounds neither."""
 
 from __future__ import annotations
 
@@ -17,8 +17,26 @@ HEADER_TIMEOUT = 30.0  # seconds from the first byte of a request to the end of 
 LINGER = 1.0  # seconds in which a refused client may take its answer; what it still sends is dropped
 
 
+class AnswerTransport(asyncio.Transport):
+    """The transport as an answer sees it: when that closes it, a client may be in the midst of its body."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self._protocol = protocol
+
+    def write(self, data: Any) -> None:
+        self._protocol.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._protocol.transport.is_closing()
+
+    def close(self) -> None:
+        self._protocol.close_answered()
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection whose headers are too many (431), too large (431) or too slow (408)."""
+    """Closes a connection whose headers are too many (431), too large (431) or too slow (408), and one whose request is
+    answered before its body has come, as one too large is: the rest of that is not read.
+    """
 
     _header_bytes = 0  # received while no header section was complete
     _field_bytes = 0  # of the names and values of this request
@@ -77,6 +95,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if not self._refused:
             super().on_headers_complete()
+            self._watch_answer()
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -85,6 +104,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._refused:
             super().on_message_complete()
+
+    def close_answered(self) -> None:
+        if self.cycle.more_body:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _watch_answer(self) -> None:
+        cycle = self.cycle
+        send = cycle.send
+        cycle.transport = AnswerTransport(self)
+
+        async def answer(message: Any) -> None:
+            if cycle.more_body:
+                cycle.keep_alive = False  # the answer says so too
+            await send(message)
+
+        cycle.send = answer  # type: ignore[method-assign]
 
     def _start_timer(self) -> None:
         self._header_timer = self.loop.call_later(
@@ -102,11 +139,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         if self._refused or self.transport.is_closing():
             return
-        self._refused = True
         self._stop_timer()
         body = orjson.dumps(error_object(ApiError(status, message)))
         head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        self._refused = True
         # Closing at once, with bytes of the client unread, would reset the connection and take the answer with it.
         if self.transport.can_write_eof():
             self.transport.write_eof()
