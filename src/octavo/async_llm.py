@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -77,9 +79,15 @@ class AsyncLLM:
                 priority=priority,
                 cache_salt=cache_salt_of(prompt),
                 timeout=timeout,
+                given_up=given_up,
             )
 
-        request = await in_thread(None, admitted)
+        given_up: Future[None] = Future()
+        try:
+            request = await in_thread(None, admitted)
+        except CancelledError:
+            given_up.set_result(None)
+            raise
         kind = sampling_params.output_kind
         whole = RequestOutput.empty(request)
         async with aclosing(self.engine.generate(request)) as stream:

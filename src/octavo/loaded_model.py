@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -62,10 +63,12 @@ class LoadedModel:
         beams: BeamSearchParams | None = None,
         pooling: str | None = None,
         reasoning: Preamble | None = None,
+        given_up: Future[None] | None = None,
     ) -> Request:
         """The admission gate, with what it needs to know of this model. Raises RequestError.
 
-        `reasoning` comes before what `params.structured_outputs` asks for.
+        `reasoning` comes before what `params.structured_outputs` asks for. CancelledError where that has to be waited
+        for and `given_up` is done.
         """
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
@@ -89,7 +92,7 @@ class LoadedModel:
         self.engine.scheduler.check_fits(request)
         if params.structured_outputs is None:
             return request
-        return replace(request, grammar=self.grammars.compile(params.structured_outputs, reasoning))
+        return replace(request, grammar=self.grammars.compile(params.structured_outputs, reasoning, given_up))
 
     def close(self) -> None:
         """Frees weights, cache and workspace."""

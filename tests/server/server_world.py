@@ -61,6 +61,7 @@ class SmallService:
         *,
         prompt: str | None = None,
         reasoning: Any = None,
+        given_up: Any = None,
         **facts: Any,
     ) -> Request:
         words: Sequence[str] = params.bad_words or ()
@@ -118,6 +119,13 @@ def small_service(
     )
     engine = AsyncEngine(Engine(scheduler, runner, lambda request, index: make_detokenizer(tokenizer, request)))
     return SmallService(engine, tokenizer, limits, **facts), model
+
+
+def post_bytes(path: str, body: dict[str, Any]) -> bytes:
+    """A request as it goes over a socket."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
 
 
 class World:

@@ -10,16 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from server_world import World, chunks, events, wait_until
+from server_world import World, chunks, events, post_bytes, wait_until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
-
-
-def post_bytes(path: str, body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
 
 
 def open_stream(world: World, **body: Any) -> socket.socket:

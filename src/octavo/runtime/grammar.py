@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import cached_property
 from typing import Any
@@ -104,13 +104,22 @@ class GrammarCompiler:
         self._compiled: OrderedDict[Asked, Compilation] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
 
-    def compile(self, params: StructuredOutputsParams, reasoning: Preamble | None = None) -> CompiledGrammar:
+    def compile(
+        self,
+        params: StructuredOutputsParams,
+        reasoning: Preamble | None = None,
+        given_up: Future[None] | None = None,
+    ) -> CompiledGrammar:
         """Blocks until it is compiled, to hold after reasoning. RequestError: why it cannot be enforced.
-        EngineFullError: its turn did not come in time.
+        EngineFullError: its turn did not come in time. CancelledError: `given_up` was done before it.
         """
         compilation = self._join((params, reasoning))
         try:
-            error = compilation.future.exception(COMPILE_SECONDS)
+            ends: list[Future[Any]] = [compilation.future, *filter(None, [given_up])]
+            wait(ends, COMPILE_SECONDS, FIRST_COMPLETED)
+            if given_up is not None and given_up.done():
+                raise CancelledError
+            error = compilation.future.exception(0)
             if isinstance(error, RequestError):
                 # One of its own for each who asked: the one that is kept would keep the frames of all of them.
                 raise RequestError(str(error), error.param)

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,13 @@ class Grammars:
         if self._fault:
             logger.warning("Structured output is not possible: %s", self._fault)
 
-    def compile(self, params: StructuredOutputsParams, reasoning: Preamble | None = None) -> CompiledGrammar:
-        return self.compiler().compile(params, reasoning)
+    def compile(
+        self,
+        params: StructuredOutputsParams,
+        reasoning: Preamble | None = None,
+        given_up: Future[None] | None = None,
+    ) -> CompiledGrammar:
+        return self.compiler().compile(params, reasoning, given_up)
 
     def compiler(self) -> GrammarCompiler:
         """Made once, while all else goes on. RequestError where structured output is not possible."""

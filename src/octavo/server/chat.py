@@ -34,7 +34,7 @@ def router(context: ServerContext) -> APIRouter:
         body = await context.reader.read(http, ChatRequest)
         call = context.call("chatcmpl", body.model, tenant_of(http))
         request, format = await context.admit(
-            body, chat_request, context.service, context.dialect, body, call, context.config.max_n
+            http, body, call, chat_request, context.service, context.dialect, body, call, context.config.max_n
         )
         generation = context.start([request])
         if body.stream:

@@ -32,7 +32,9 @@ def router(context: ServerContext) -> APIRouter:
         """Continues one prompt or several. With stream=true the reply is a stream of server-sent events."""
         body = await context.reader.read(http, CompletionRequest)
         call = context.call("cmpl", body.model, tenant_of(http))
-        requests = await context.admit(body, completion_requests, context.service, body, call, context.config.max_n)
+        requests = await context.admit(
+            http, body, call, completion_requests, context.service, body, call, context.config.max_n
+        )
         generation = context.start(requests)
         if body.stream:
             return stream_reply(context, generation, completion_events(context, body, call, generation))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
+
+from starlette.requests import Request as HttpRequest
 
 from octavo.config import ServerConfig
 from octavo.engine.request import Request, Tenant
@@ -16,6 +19,7 @@ from octavo.server.body import BodyReader
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
 from octavo.server.service import Service
+from octavo.server.streaming import ClientGone, unless_client_leaves
 from octavo.server.tools import Dialect
 from octavo.server.wire import WireModel
 from octavo.threads import in_thread
@@ -43,6 +47,7 @@ class Call:
     model: str
     tenant: Tenant
     timeout: float | None  # of requests that bring none
+    given_up: Future[None] = field(default_factory=Future)  # done when its client left before it was admitted
 
 
 class ServerContext:
@@ -66,12 +71,26 @@ class ServerContext:
         return await in_thread(threads, function, *args, **kwargs)
 
     async def admit(
-        self, body: WireModel, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
+        self,
+        http: HttpRequest,
+        body: WireModel,
+        call: Call,
+        function: Callable[Args, Result],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
     ) -> Result:
-        """The same for what makes requests of a body: those that may wait for a grammar hold up none but their like."""
+        """The same for what makes requests of a body: those that may wait for a grammar hold up none but their like.
+        ClientGone as soon as the client leaves: what was not begun is not done, and no thread waits for it any more.
+        """
         if body.is_constrained and body.num_bytes <= LARGE_BYTES:
-            return await in_thread(self._constrained, function, *args, **kwargs)
-        return await self.off_loop(body, function, *args, **kwargs)
+            work = in_thread(self._constrained, function, *args, **kwargs)
+        else:
+            work = self.off_loop(body, function, *args, **kwargs)
+        try:
+            return await unless_client_leaves(http, work)
+        except (ClientGone, asyncio.CancelledError):
+            call.given_up.set_result(None)
+            raise
 
     def call(self, prefix: str, model: str | None, tenant: Tenant, joint: str = "-") -> Call:
         """A new call; its id is made here, whatever the client sent. Raises ApiError: unknown model, shutting down."""

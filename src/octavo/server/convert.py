@@ -242,6 +242,7 @@ def standing(call: Call, body: CallerFields) -> dict[str, Any]:
         "tenant": call.tenant,
         "user": body.user,
         "timeout": call.timeout if body.timeout is None else body.timeout,
+        "given_up": call.given_up,
     }
 
 

@@ -33,7 +33,7 @@ def router(context: ServerContext) -> APIRouter:
         """The vector of each input, of length 1."""
         body = await context.reader.read(http, EmbeddingRequest)
         call = context.call("embd", body.model, tenant_of(http))
-        requests, params = await context.off_loop(body, embedding_requests, context.service, body, call)
+        requests, params = await context.admit(http, body, call, embedding_requests, context.service, body, call)
         outputs = await unless_client_leaves(http, in_turns(context, requests))
         reply = await context.off_loop(body, embedding_reply, call, params, outputs, body.encoding_format == "base64")
         return json_reply(reply)

@@ -49,7 +49,7 @@ def router(context: ServerContext) -> APIRouter:
         """Answers a conversation in Anthropic's shapes. With stream=true the reply is a stream of named events."""
         body = await context.reader.read(http, MessagesRequest)
         call = context.call("msg", body.model, tenant_of(http), "_")
-        request, format = await context.admit(body, message_request, context, body, call)
+        request, format = await context.admit(http, body, call, message_request, context, body, call)
         generation = context.start([request])
         if body.stream:
             events = message_events(call, body, format, generation)
@@ -69,7 +69,8 @@ def router(context: ServerContext) -> APIRouter:
         """How many tokens the prompt of a message has."""
         body = await context.reader.read(http, CountTokensRequest)
         context.model_name(body.model)
-        return json_reply({"input_tokens": await context.off_loop(body, num_input_tokens, context, body)})
+        count = context.off_loop(body, num_input_tokens, context, body)
+        return json_reply({"input_tokens": await unless_client_leaves(http, count)})
 
     return routes
 

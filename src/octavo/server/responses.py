@@ -47,7 +47,7 @@ def router(context: ServerContext) -> APIRouter:
         """Answers a text or a conversation. With stream=true the reply is a stream of numbered, typed events."""
         body = await context.reader.read(http, ResponsesRequest)
         call = context.call("resp", body.model, tenant_of(http), "_")
-        request, format = await context.admit(body, response_request, context, body, call)
+        request, format = await context.admit(http, body, call, response_request, context, body, call)
         generation = context.start([request])
         reply = Reply(context.service, body, call, request, format)
         if body.stream:

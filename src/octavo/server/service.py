@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from octavo.embedding import Embedding
@@ -77,6 +78,9 @@ class Service(Protocol):
         beams: BeamSearchParams | None = None,
         pooling: str | None = None,
         reasoning: Preamble | None = None,
+        given_up: Future[None] | None = None,
     ) -> Request:
-        """The admission gate; called off the event loop. Raises RequestError."""
+        """The admission gate; called off the event loop. Raises RequestError, and CancelledError where it would have
+        to wait for what is given up.
+        """
         ...

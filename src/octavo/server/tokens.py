@@ -14,6 +14,7 @@ from octavo.server.logprobs import token_text
 from octavo.server.openapi import BODY, describes
 from octavo.server.reply import json_reply
 from octavo.server.service import Service
+from octavo.server.streaming import unless_client_leaves
 from octavo.server.wire import DetokenizeRequest, TokenizeRequest
 
 
@@ -25,14 +26,14 @@ def router(context: ServerContext) -> APIRouter:
         """Token ids of a prompt, or of messages by way of the chat template."""
         body = await context.reader.read(http, TokenizeRequest)
         context.model_name(body.model)
-        return json_reply(await context.off_loop(body, tokenize, context.service, body))
+        return json_reply(await unless_client_leaves(http, context.off_loop(body, tokenize, context.service, body)))
 
     @routes.post("/detokenize", tags=["tokens"], openapi_extra=describes("Text", DetokenizeRequest, BODY))
     async def create_text(http: Request) -> Response:
         """Text of token ids, control tokens included."""
         body = await context.reader.read(http, DetokenizeRequest)
         context.model_name(body.model)
-        return json_reply(await context.off_loop(body, detokenize, context.service, body))
+        return json_reply(await unless_client_leaves(http, context.off_loop(body, detokenize, context.service, body)))
 
     if context.config.enable_tokenizer_info_endpoint:
 
