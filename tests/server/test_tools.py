@@ -61,6 +61,17 @@ TEXTS = [
 ]
 
 
+# What shapes the whole of a reply, so that none of it is a call; the runner does not hold to it, and says its texts.
+WHOLE: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+    {"guided_choice": ["a", "b"]},
+    {"structured_outputs": {"regex": "(.|\n)*"}},
+    {"structured_outputs": {"grammar": "start: /(.|\\n)*/"}},
+]
+TAG = {"structures": [{"begin": "<a>", "schema": {"type": "null"}, "end": "</a>"}], "triggers": ["<a>"]}
+
+
 def say(number: int) -> list[Any]:
     return [{"role": "user", "content": f"say {number}"}]
 
@@ -208,12 +219,10 @@ class TestReasoning:
     def test_comes_before_what_a_constraint_makes_of_the_reply(self, tools_world: World) -> None:
         body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}, "tools": TOOLS}
         assert both(tools_world, 1, **body)["message"]["reasoning"] == "Plain words."
-        for constraint in ({"response_format": {"type": "json_object"}}, {"guided_choice": ["a", "b"]}):
-            message = both(tools_world, 5, **body, **constraint)["message"]
-            assert message["reasoning"] == "Should I?"
-            assert message["content"] == CALL and "tool_calls" not in message
-        choice = both(tools_world, 5, **body, structured_outputs={"regex": ".*"})
-        assert choice["message"]["reasoning"] == "Should I?" and calls_of(choice) == [("get_weather", ARGUMENTS)]
+        for constraint in WHOLE:
+            choice = both(tools_world, 5, **body, **constraint)
+            assert choice["message"]["reasoning"] == "Should I?" and choice["finish_reason"] == "stop"
+            assert choice["message"]["content"] == CALL and "tool_calls" not in choice["message"]
 
     def test_is_content_where_the_operator_says_so(self, make_world: Callable[..., World]) -> None:
         world = make_world(template=TEMPLATE, texts=TEXTS, reasoning_parser="none")
@@ -258,6 +267,25 @@ class TestOtherFormats:
         assert calls_of(both(world, 0, tools=TOOLS)) == [("now", "{}")]
         choice = both(world, 0, tools=TOOLS, response_format={"type": "json_schema", "json_schema": {"schema": {}}})
         assert choice["message"]["content"] == text and not calls_of(choice)
+
+    def test_free_text_between_tags_may_call(self, tools_world: World) -> None:
+        choice = both(tools_world, 0, tools=TOOLS, response_format={"type": "structural_tag", **TAG})
+        assert calls_of(choice) == [("get_weather", ARGUMENTS), ("now", "{}")]
+
+    def test_what_is_asked_for_is_no_call_on_any_route(self, tools_world: World) -> None:
+        for constraint in WHOLE:
+            choice = both(tools_world, 0, tools=TOOLS, **constraint)
+            assert choice["message"]["content"] == TEXTS[0] and not calls_of(choice)
+            assert choice["finish_reason"] == "stop"
+        schema = {"type": "json_schema", "schema": {}}
+        flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+        reply = tools_world.post("/v1/responses", input=say(0), tools=flat, text={"format": {**schema, "name": "x"}})
+        (item,) = reply["output"]
+        assert item["type"] == "message" and item["content"][0]["text"] == TEXTS[0]
+        own = [{"name": "now", "input_schema": {"type": "object"}}]
+        body = {"messages": say(0), "tools": own, "max_tokens": 900}
+        message = tools_world.post("/v1/messages", **body, output_config={"format": schema})
+        assert message["content"] == [{"type": "text", "text": TEXTS[0]}] and message["stop_reason"] == "end_turn"
 
     def test_the_flag_goes_before_the_template(self, make_world: Callable[..., World]) -> None:
         text = "<function_calls>now()</function_calls>"

@@ -83,8 +83,8 @@ def chat_request(
             'for. Leave one of them out, or use tool_choice "auto".',
             "tool_choice",
         )
-    if (asked := params.structured_outputs) is not None and (asked.json or asked.json_object or asked.choice):
-        tools = {}  # all content is that, also where calls are JSON too
+    if (asked := params.structured_outputs) is not None and asked.kind != "structural_tag":
+        tools = {}  # all of the content is what is asked for, also where it looks like a call
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
     prompt_end = service.tokenizer.decode(prompt.token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
     continued = last_text(body.messages) if body.continue_final_message else ""
