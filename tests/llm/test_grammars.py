@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
@@ -22,6 +23,7 @@ from octavo import LLM, SamplingParams, StructuredOutputsParams, _native
 from octavo.errors import EngineFullError, RequestError
 from octavo.runtime import grammar, grammars
 from octavo.runtime.grammar import GrammarCompiler
+from octavo.text.reasoning import THINK, Preamble
 
 PROMPT = [72, 105]
 ASKED = StructuredOutputsParams(regex="[ab]{7}")
@@ -103,6 +105,85 @@ def test_what_has_begun_is_kept_though_nobody_waits(gate: Gate) -> None:
     gate.open.set()
     assert gate.compiler.compile(ASKED) is later.result(60)
     assert len(gate.begun) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "alone"),
+    [
+        ({"json": {"type": "object"}}, 0),
+        ({"json_object": True}, 0),
+        ({"choice": ["a", "b"]}, 0),
+        ({"structural_tag": {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}}, 0),
+        ({"regex": "[ab]{7}"}, 1),  # which alone says whether it may begin with white space
+        ({"grammar": 'start: "a"'}, 1),  # which alone says whether it names what is around it
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_after_reasoning_no_more_is_compiled_than_is_needed(
+    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], alone: int, inside: bool
+) -> None:
+    gate = Gate(make()._loaded().grammars.compiler(), monkeypatch)
+    gate.open.set()
+    params = StructuredOutputsParams(**asked)
+    compiled = [gate.compiler.compile(params, Preamble(THINK, inside)) for _ in range(2)]
+    assert len(gate.begun) == alone + 1 and compiled[0] is compiled[1]
+    gate.compiler.compile(params)
+    assert len(gate.begun) == alone + 2
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_first_token_that_takes_too_long_is_refused_after_reasoning_too(
+    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """What takes long is the answer's first token: the reasoning's is free text."""
+    seconds = iter(range(0, 1000, 10))
+    compiler = make()._loaded().grammars.compiler()
+    write_masks, places = _native.write_masks, []
+
+    def written(pool: Any, rows: Any, mask: Any) -> None:
+        write_masks(pool, rows, mask)
+        places.append(np.unpackbits(mask.view(np.uint8)).sum())
+
+    monkeypatch.setattr(_native, "write_masks", written)
+    compiler.compile(StructuredOutputsParams(choice=["red"]), Preamble(THINK, inside))
+    assert 0 < places[-1] < 9  # the beginnings of one word
+    monkeypatch.setattr(grammar.time, "thread_time", lambda: next(seconds))
+    with pytest.raises(RequestError, match="first token alone takes"):
+        compiler.compile(StructuredOutputsParams(choice=["blue"]), Preamble(THINK, inside))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"json": {}},
+        {"json": {"enum": [" a", 1]}, "whitespace_pattern": " ?"},
+        {"json": {"type": "string", "pattern": "^ *$"}, "whitespace_pattern": "[ \n]+"},
+        {"json": {"anyOf": [{"type": "array"}, {"type": "object"}]}, "disable_any_whitespace": True},
+        {"json_object": True, "whitespace_pattern": "[ \n]*"},
+        {"choice": ["a", " b"]},
+        {"choice": ["a", "\nb"]},
+        {"choice": ["a", "\tb", ""]},
+        {"choice": ["a ", "b"]},
+        {"choice": [""]},
+    ],
+    ids=str,
+)
+def test_what_may_begin_with_white_space_is_what_its_first_tokens_say(
+    make: Callable[..., LLM], asked: dict[str, Any]
+) -> None:
+    llm = make()
+    tokenizer = llm.get_tokenizer()
+    compiled = llm._loaded().grammars.compile(StructuredOutputsParams(**asked))
+    mask = np.zeros((1, compiler_words(llm)), np.uint32)
+    compiled.write_masks([(compiled.matcher(), 0, ())], mask)
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    texts = [tokenizer.token_bytes(token_id) for token_id in map(int, allowed) if token_id < tokenizer.vocab_size]
+    assert compiled.keeps_space == any(text[:1].isspace() for text in texts)
+
+
+def compiler_words(llm: LLM) -> int:
+    return llm._loaded().grammars.compiler()._mask_words
 
 
 @pytest.mark.parametrize("installed", ["1.8.4", "1.10.0", "2.0", "0.9", "odd", None])

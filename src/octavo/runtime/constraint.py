@@ -56,10 +56,20 @@ def after_reasoning(text: str, reasoning: Preamble, control_texts: Mapping[str, 
     return json.dumps({"grammars": [{"lark_grammar": start}, *answer]})
 
 
-def starts_with_space(params: StructuredOutputsParams) -> bool:
-    """Whether a structure in free text starts with white space, which then is its own wherever it stands."""
-    structures = json.loads(str(params.structural_tag))["structures"]
-    return any(structure["begin"].startswith(tuple(SPACE)) for structure in structures)
+def starts_with_space(params: StructuredOutputsParams) -> bool | None:
+    """Whether it may begin with white space, or, of free text, a structure in it, where that is its own wherever it
+    stands. None where only the compiled constraint says so.
+    """
+    match params.kind:
+        case "json" | "json_object":
+            return False  # white space stands between the parts of JSON
+        case "choice":
+            begins = list(params.choice or ())
+        case "structural_tag":
+            begins = [structure["begin"] for structure in json.loads(str(params.structural_tag))["structures"]]
+        case _:
+            return None
+    return any(begin.startswith(tuple(SPACE)) for begin in begins)
 
 
 def _of_schema(schema: Any, params: StructuredOutputsParams) -> str:

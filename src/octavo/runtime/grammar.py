@@ -94,7 +94,7 @@ class GrammarCompiler:
         self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
         if not self._eos_token_ids:
             raise ConfigError("the model has no end-of-sequence token, so that no such reply could end.")
-        self._vocabulary = _vocabulary(tokenizer, vocab_size, self._eos_token_ids)
+        self._vocabulary, self._cutter = _vocabulary(tokenizer, vocab_size, self._eos_token_ids)
         self._mask_words = -(-vocab_size // 32)
         begins = np.zeros(32 * self._mask_words, np.bool_)
         begins[:vocab_size] = [tokenizer.token_bytes(token_id).startswith(SPACES) for token_id in range(vocab_size)]
@@ -166,29 +166,38 @@ class GrammarCompiler:
             threading.stack_size(before)
 
     def _compile(self, params: StructuredOutputsParams, reasoning: Preamble | None) -> CompiledGrammar:
-        """A grammar stands on its own, also where it follows reasoning: it can name nothing of what is around it."""
+        """What is compiled alone, also where it follows reasoning: a grammar, which can name nothing of what is around
+        it, and a regular expression, whose first tokens say whether it may begin with white space.
+        """
         control_texts = self._tokenizer.control_texts
         text = grammar_of(params, control_texts)
         if "\0" in text:
             raise RequestError(f"structured_outputs.{params.kind} holds a NUL character.", "structured_outputs")
-        start, mask = self._start(params, text)
-        keeps_space = bool((mask & self._spaces).any())
-        if params.kind == "structural_tag":
-            keeps_space = starts_with_space(params)
+        keeps_space = starts_with_space(params)
+        if reasoning is None or keeps_space is None:
+            start, mask = self._start(params, text)
+            if keeps_space is None:
+                keeps_space = bool((mask & self._spaces).any())
         if reasoning is not None:
             text = after_reasoning(text, reasoning, control_texts, parted=not keeps_space)
-            start, _ = self._start(params, text)
+            start, _ = self._start(params, text, reasoning)
         return CompiledGrammar(start, self._eos_token_ids, self._masks, keeps_space)
 
-    def _start(self, params: StructuredOutputsParams, text: str) -> tuple[_native.GrammarMatcher, NDArray[np.uint32]]:
-        """The beginning of a grammar, and which tokens may be its first."""
+    def _start(
+        self, params: StructuredOutputsParams, text: str, reasoning: Preamble | None = None
+    ) -> tuple[_native.GrammarMatcher, NDArray[np.uint32]]:
+        """The beginning of a grammar, and which tokens may be its first, after reasoning that has nothing in it."""
         start = _native.compile_grammar(self._vocabulary, text, **LIMITS)
+        answer = start.copy()
+        if reasoning is not None and not start.error:
+            for token_id in self._markers(reasoning):
+                answer.consume(token_id)
         mask = np.zeros((1, self._mask_words), np.uint32)
         began = time.thread_time()
-        if not start.error:
-            _native.write_masks(None, [(start, 0, ())], mask)
+        if not answer.error:
+            _native.write_masks(None, [(answer, 0, ())], mask)
         spent = time.thread_time() - began
-        reason = start.error
+        reason = answer.error
         if not reason and spent > MAX_FIRST_MASK_SECONDS:
             reason = f"the choice of its first token alone takes {spent:.1f} s"
         if reason:
@@ -197,8 +206,20 @@ class GrammarCompiler:
             )
         return start, mask
 
+    def _markers(self, reasoning: Preamble) -> list[int]:
+        """The tokens of reasoning without a thought."""
+        texts = [reasoning.format.end] if reasoning.inside else [reasoning.format.begin, reasoning.format.end]
+        control_texts = self._tokenizer.control_texts
+        return [
+            token_id
+            for text in texts
+            for token_id in ([control_texts[text]] if text in control_texts else self._cutter(text))
+        ]
 
-def _vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> _native.GrammarVocabulary:
+
+def _vocabulary(
+    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]
+) -> tuple[_native.GrammarVocabulary, _Cutter]:
     tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
     cutter = _Cutter(tokenizer, tokens)
     special = tokenizer.control_ids | eos_token_ids
@@ -210,7 +231,7 @@ def _vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[
     known = llguidance.LLParserLimits()
     if vocabulary.default_limits != tuple(getattr(known, name) for name in LIMIT_NAMES):
         raise ConfigError(unusable("its C interface has another layout."))
-    return vocabulary
+    return vocabulary, cutter
 
 
 class _Cutter:
