@@ -18,6 +18,7 @@ struct TypeF32 {
     static void put(float* p, int64_t stride, vf even, vf odd) { ISA::store(p, even), ISA::store(p + stride, odd); }
     static void write(float* p, vf a) { ISA::store(p, a); }
 };
+constexpr float kLargestF16 = 65504.0f;
 struct TypeF16 {
     using element = f16;
     using operand = float;
@@ -26,7 +27,8 @@ struct TypeF16 {
     static constexpr int step = 2;
     static vf even(const f16* p, int64_t) { return even_f16(p); }
     static vf odd(const f16* p, int64_t) { return odd_f16(p); }
-    static void write(f16* p, vf a) { store_f16(p, a); }
+    // The largest value for what is beyond it, as of fp8; NaN, the second argument, stays NaN.
+    static void write(f16* p, vf a) { store_f16(p, min(set1(kLargestF16), max(set1(-kLargestF16), a))); }
 };
 struct TypeBf16 {
     using element = bf16;

@@ -322,6 +322,43 @@ class TestCache:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_f16_saturates(isa: str) -> None:
+    cache = _native.KVCache(1, 1, 16, 1, 16, "f16")
+    x = np.resize(np.float32([65503, 65504, 65519, 65520, 1e5, np.inf, np.nan, 1]), (16, 16))
+    expected = np.resize(np.float32([65504, 65504, 65504, 65504, 65504, 65504, np.nan, 1]), (16, 16))
+    _native.store(_native.select_isa(isa), POOLS[1], cache, 0, x, -x, np.arange(16))
+    keys, values = cache.read_block(0, 0)
+    np.testing.assert_array_equal(keys[:, 0], expected)
+    np.testing.assert_array_equal(values[:, 0], -expected)
+    np.testing.assert_array_equal(round_to(x, "f16"), expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("fault", [1e5, 3.3e38, np.inf, np.nan])
+@pytest.mark.parametrize("heads", [2, 16])
+def test_what_is_not_finite_stays_in_its_sequence(isa: str, dtype: str, fault: float, heads: int) -> None:
+    """Beside a sequence with such values others have the same bits, in prefill, decode and blocks that were used; the
+    sequence itself has them up to the chunk with the fault, and in it too where the type holds no infinity.
+    """
+    spec, rng = make_spec(heads, 1, 32), np.random.default_rng(3)
+    clean, sick = make_sequence(rng, 40, spec), make_sequence(rng, 40, spec)
+    alone, healthy = copy_of(clean), copy_of(sick)
+    sick.v = sick.v.copy()
+    sick.v[20, ::2] = fault
+    engine = Engine(isa, spec, np.random.default_rng(4), dtype, 32, 96)
+    other = Engine(isa, spec, np.random.default_rng(5), dtype, 32, 96)
+    for count in (15, 3, 1, 4, 1, 1, 15):
+        engine.step([(sick, count), (clean, count)])
+        other.step([(alone, count)])
+        other.step([(healthy, count)])
+    np.testing.assert_array_equal(clean.output, alone.output)
+    untouched = 20 if np.isfinite(round_to(np.full((1, 32), fault), dtype)).all() else 19
+    np.testing.assert_array_equal(sick.output[:untouched], healthy.output[:untouched])
+    assert (sick.output[20:] != healthy.output[20:]).any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype, mantissa, bias, largest", [("fp8_e4m3", 3, 7, 448), ("fp8_e5m2", 2, 15, 57344)])
 class TestEightBitFloats:
     """Against the formats' tables: sign, exponent with a bias, mantissa."""

@@ -10,13 +10,15 @@ import numpy.typing as npt
 Values = npt.NDArray[np.float64]
 StorageType = Literal["f64", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
 # Bits of mantissa, exponent of the least normal, largest value.
+LARGEST_F16 = np.float32(65504)
 FP8 = {"fp8_e4m3": (3, -6, 448.0), "fp8_e5m2": (2, -14, 57344.0)}
 
 
 def round_to(x: npt.NDArray[Any], dtype: StorageType) -> Values:
     """x as it reads back from a store of `dtype`, by way of float32, as every backend computes in it before storing.
 
-    int8 has a scale for each vector, along the last axis.
+    What is beyond the largest value of f16 or fp8 is that value, infinity too, as in a cache. int8 has a scale for each
+    vector, along the last axis.
     """
     if dtype == "f64":
         return np.asarray(x, np.float64)
@@ -24,8 +26,7 @@ def round_to(x: npt.NDArray[Any], dtype: StorageType) -> Values:
     if dtype == "bf16":
         single = round_bf16(single)
     elif dtype == "f16":
-        with np.errstate(over="ignore"):  # past the largest float16 is infinity, by definition
-            single = single.astype(np.float16).astype(np.float32)
+        single = np.clip(single, -LARGEST_F16, LARGEST_F16).astype(np.float16).astype(np.float32)
     elif dtype in FP8:
         return round_fp8(single.astype(np.float64), *FP8[dtype])
     elif dtype == "int8":
