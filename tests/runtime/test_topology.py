@@ -42,6 +42,14 @@ EPYC = machine("0-255", EPYC_CORES, EPYC_NODES)
 ARM = machine("0-79", [str(i) for i in range(80)], {0: "0-79"}, "thread_siblings_list")
 # A container with a cpuset of half a node of the EPYC and one core of another: /sys shows the whole machine.
 CPUSET = machine("16-23,144-151,100,228", EPYC_CORES, EPYC_NODES)
+# A guest that may grow to 64 processors, and has four; those that are off have no topology.
+GROWING = machine("0-63", ["0", "1", "2", "3"], {0: "0-3"}) | {f"{CPU}/online": "0-3\n"}
+# Second threads are switched off: the lists of siblings name those that are on, and the process may use any.
+SMT_OFF = machine("0-7", ["0", "2", "4", "6"], {0: "0,2,4,6"}) | {f"{CPU}/online": "0,2,4,6\n"}
+# Two nodes of processors, of which the second has no memory of its own, and two of memory alone.
+UNLIKE = machine("0-7", ["0-1", "2-3", "4-5", "6-7"], {0: "0-3", 1: "4-7", 2: "", 3: ""}) | {
+    f"{NODE}/has_memory": "0,2-3\n"
+}
 WSL = machine("0-7", ["0-1", "2-3", "4-5", "6-7"], {})
 BARE = {"proc/self/status": "Name:\tpython3\nCpus_allowed_list:\t0-3\n"}  # a sandbox without /sys
 V2 = {"proc/self/cgroup": "0::/\n"}
@@ -63,6 +71,11 @@ HALF_V1 = {
         (LAPTOP | HALF, 1, {0: 4}),
         (LAPTOP | HALF_V1, 1, {0: 4}),
         (EPYC | V2 | {"sys/fs/cgroup/cpu.max": "1200000 100000\n"}, 12, dict.fromkeys(range(8), 16)),
+        (GROWING, 4, {0: 4}),
+        (SMT_OFF, 4, {0: 4}),
+        (machine("8-11", ["0", "1"], {0: "0-1"}) | {f"{CPU}/online": "0-1\n"}, 4, {0: 4}),  # lists that contradict
+        (UNLIKE, 4, {0: 2, 1: 2}),
+        (UNLIKE | HALF, 1, {0: 2, 1: 2}),
         (WSL, 4, {0: 4}),
         (BARE, 4, {0: 4}),
         (machine("1,3,5", ["0-1", "2-3", "4-5", "6-7"], {0: "0-7"}), 3, {0: 3}),  # one thread of each of three cores
@@ -170,6 +183,33 @@ QUOTA_V2 = {
         (QUOTA_V2, 8),
         (QUOTA_V2 | {"sys/fs/cgroup/user.slice/octavo.service/cpu.max": "150000 100000\n"}, 2),
         (QUOTA_V2 | {"sys/fs/cgroup/user.slice/cpu.max": "300000 100000\n"}, 3),
+        # Of nested groups with limits the smallest holds, wherever it is.
+        (
+            QUOTA_V2
+            | {
+                "sys/fs/cgroup/user.slice/cpu.max": "200000 100000\n",
+                "sys/fs/cgroup/user.slice/octavo.service/cpu.max": "600000 100000\n",
+            },
+            2,
+        ),
+        (
+            QUOTA_V2
+            | {
+                "sys/fs/cgroup/user.slice/cpu.max": "600000 100000\n",
+                "sys/fs/cgroup/user.slice/octavo.service/cpu.max": "100000 50000\n",
+            },
+            2,
+        ),
+        (
+            QUOTA_V1
+            | {
+                "sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_quota_us": "150000\n",
+                "sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_period_us": "100000\n",
+            },
+            2,
+        ),
+        # Both versions at once: the controller of version 1 has the quota, the hierarchy of version 2 has none.
+        (QUOTA_V1 | {"sys/fs/cgroup/unified/cgroup.procs": "1\n"}, 3),
         (QUOTA_V2 | {"sys/fs/cgroup/user.slice/octavo.service/cpu.max": "5000 100000\n"}, 1),
         (QUOTA_V2 | {"sys/fs/cgroup/user.slice/octavo.service/cpu.max": "3200000 100000\n"}, 8),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "400000 100000\n"}, 4),

@@ -68,7 +68,9 @@ def _allowed(root: Path) -> set[int]:
         lines = []
     for line in lines:
         if line.startswith("Cpus_allowed_list:"):
-            return set(_parse_list(line.partition(":")[2]))
+            allowed = set(_parse_list(line.partition(":")[2]))
+            # A process that nobody has bound may use processors that are off, or not there yet, too: once they are on.
+            return allowed & set(_read_list(root / CPUS / "online")) or allowed
     return os.sched_getaffinity(0)
 
 
