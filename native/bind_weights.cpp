@@ -65,7 +65,7 @@ nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<We
         result = new_array(out, static_cast<size_t>(rows), static_cast<size_t>(n));
         std::memset(out, 0xff, static_cast<size_t>(rows * n) * sizeof(float));  // NaN: what a kernel forgets shows
     }
-    std::vector<Memory> forms(5);
+    std::vector<Memory> forms(6);
     std::vector<LinearArgs> list;
     std::vector<QuantizeArgs> acts;
     int64_t column = 0;
@@ -181,9 +181,12 @@ void bind_weights(nb::module_& m) {
         .value("f32", Format::f32)
         .value("f16", Format::f16)
         .value("bf16", Format::bf16)
-        .value("i8", Format::i8)
+        .value("i2", Format::i2)
+        .value("i3", Format::i3)
         .value("i4", Format::i4)
-        .value("i4k", Format::i4k)
+        .value("i5", Format::i5)
+        .value("i6", Format::i6)
+        .value("i8", Format::i8)
         .value("i8s", Format::i8s);
 
     nb::class_<PackedWeightOwner>(m, "PackedWeight", "A weight [n, k] in the layout of one level's kernels.")

@@ -3,13 +3,14 @@
 // A panel holds `panel` columns, zero where n ends, and is a sequence of steps along K:
 //   f32, f16:     1 value of K     [panel]
 //   bf16:         2 values of K    [panel][2], zero where k ends
-//   i8, i4:       a group          scales [panel] f16, minima [panel] f16 where there are any, quads
-//   with a super group (256 values): scales [panel] f16, minima [panel] f16 where there are any, then for each group of it
-//                                  int8 [panel] that multiply those scales, int8 [panel] that multiply the minima, quads
+//   i2 to i8:     a group          scales [panel] f16, minima [panel] f16 where there are any, quads
+//   with a super group (256 values): scales [panel] f16, minima [panel] f16 where there are any, then for every 32 values int8 [panel]
+//                                  for each group of them that multiply those scales, int8 [panel] that multiply the minima, quads;
+//                                  in i2 both are nibbles of one byte, the upper one the minimum's
 //   i8s:          a span           scales [panel] float32, quads, zero points where k ends
-// The quads of i8 and i8s are [group / 4][panel][4]. Those of i4 are [group / 8][panel][4]: the low nibbles are quad 2 i, the high ones
-// 2 i + 1. Quad i is values 4 i to 4 i + 3 of the group or, in i4 of a level with `paired_halves`, of every 32 values 2 i, 2 i + 1,
-// 16 + 2 i and 17 + 2 i.
+// The quads of 32 values of b bits are [b][panel][4]: 8 bits a row for each quad; of 4, 5 and 6 bits the lower 4, two quads a row, of 2 and
+// 3 bits the lower 2, four quads a row; then the bits above those, 1 for eight quads or 2 for four. The first of them has the lowest bits
+// of each byte. Quad i is values 4 i to 4 i + 3 or, where paired() holds, 2 i, 2 i + 1, 16 + 2 i and 17 + 2 i.
 #pragma once
 
 #include "ops.h"
@@ -19,16 +20,40 @@ namespace octavo {
 static constexpr int kSuper = 256;
 static constexpr int kActSpan = 64;  // values of K between two visits to the float32 sums of i8s
 
-static constexpr bool has_bytes(Format format) { return format == Format::i8 || format == Format::i8s; }
-static constexpr int64_t quad_bytes(Format format, int panel, int group) { return int64_t{panel} * group / (has_bytes(format) ? 1 : 2); }
-static constexpr int64_t group_bytes(Format format, int panel, int group, bool minimum, bool super) {
-    return int64_t{panel} * (minimum ? 2 : 1) * (super ? 1 : 2) + quad_bytes(format, panel, group);
+static constexpr bool is_float(Format format) { return format == Format::f32 || format == Format::f16 || format == Format::bf16; }
+
+// Of an integer format: the bits of a value, those that stand in the first rows of its quads, and those above.
+static constexpr int bits_of(Format format) {
+    return format == Format::i8 || format == Format::i8s ? 8 : 2 + static_cast<int>(format) - static_cast<int>(Format::i2);
 }
-static constexpr int64_t super_bytes(Format format, int panel, int group, bool minimum) {
-    return int64_t{panel} * (minimum ? 2 : 1) * 2 + kSuper / group * group_bytes(format, panel, group, minimum, true);
+static constexpr int low_bits(Format format) { return bits_of(format) == 8 ? 8 : bits_of(format) >= 4 ? 4 : 2; }
+static constexpr int high_bits(Format format) { return bits_of(format) - low_bits(format); }
+
+// The row of lanes of 32 values, and the lowest bit in each byte, where either part of a quad stands.
+struct BitPlace {
+    int row, bit;
+};
+static constexpr BitPlace low_place(int low, int quad) { return {quad / (8 / low), quad % (8 / low) * low}; }
+static constexpr BitPlace high_place(int low, int high, int quad) { return {low + quad / (8 / high), quad % (8 / high) * high}; }
+
+static constexpr int64_t quad_bytes(Format format, int panel, int values) { return int64_t{panel} * values * bits_of(format) / 8; }
+// What a group under a super group has beside its quads.
+static constexpr bool has_nibble_factors(Format format) { return format == Format::i2; }
+static constexpr int factor_bytes(Format format, int panel, bool minimum) {
+    return panel * (minimum && !has_nibble_factors(format) ? 2 : 1);
+}
+static constexpr int64_t group_bytes(Format format, int panel, int group, bool minimum, bool super) {
+    const int64_t scales = int64_t{panel} * (minimum ? 4 : 2);
+    return super ? scales + kSuper / group * factor_bytes(format, panel, minimum) + quad_bytes(format, panel, kSuper)
+                 : scales + quad_bytes(format, panel, group);
 }
 
-static constexpr bool is_float(Format format) { return format == Format::f32 || format == Format::f16 || format == Format::bf16; }
+// Whether groups of values of so many bits are of 16 of them, not of 32 or more.
+static constexpr bool has_sixteens(int bits) { return bits == 2 || bits == 3 || bits == 6; }
+// Whether a quad takes from both halves of its 32 values: on a level with `paired_halves`.
+static constexpr bool paired(Format format, bool paired_halves) {
+    return paired_halves && bits_of(format) < 8 && !has_sixteens(bits_of(format));
+}
 
 // Values of K in a step, and its bytes.
 static constexpr int step_values(Format format, int group, bool super) {
@@ -37,15 +62,14 @@ static constexpr int step_values(Format format, int group, bool super) {
 static constexpr int64_t step_bytes(Format format, int panel, int group, bool minimum, bool super) {
     return is_float(format)        ? int64_t{panel} * (format == Format::f16 ? 2 : 4)
            : format == Format::i8s ? int64_t{4} * panel + quad_bytes(format, panel, kActSpan)
-           : super                 ? super_bytes(format, panel, group, minimum)
-                                   : group_bytes(format, panel, group, minimum, false);
+                                   : group_bytes(format, panel, group, minimum, super);
 }
 static inline int64_t steps_of(const PackedWeight& w) {
     int values = step_values(w.format, w.group, w.super_group != 0);
     return (w.k + values - 1) / values;
 }
 
-// Where value i of 32 stands among the quads of i4.
+// Where value i of 32 stands among the quads.
 static constexpr int place_of(int i, bool paired) { return paired ? i % 16 / 2 * 4 + i / 16 * 2 + i % 2 : i; }
 
 // What a row of int8 activations holds for every 32 values of K, behind the values. Either half has a scale of its own, an integer times

@@ -29,14 +29,16 @@ constexpr SourceType kSources[] = {
     {"bf16", 1, 2, Format::bf16, 0, 0, 0, false},
     {"q4_0", 32, 18, Format::i4, 32, 0, 8, false},
     {"q4_1", 32, 20, Format::i4, 32, 0, 0, true},
-    {"q5_0", 32, 22, Format::i8, 32, 0, 16, false},
-    {"q5_1", 32, 24, Format::i8, 32, 0, 0, true},
+    {"q5_0", 32, 22, Format::i5, 32, 0, 16, false},
+    {"q5_1", 32, 24, Format::i5, 32, 0, 0, true},
     {"q8_0", 32, 34, Format::i8, 32, 0, 128, false},
-    {"q4_k", 256, 144, Format::i4k, 32, kSuper, 0, true},
-    {"q5_k", 256, 176, Format::i8, 32, kSuper, 0, true},
-    {"q6_k", 256, 210, Format::i8, 16, kSuper, 32, false},
+    {"q2_k", 256, 84, Format::i2, 16, kSuper, 0, true},
+    {"q3_k", 256, 110, Format::i3, 16, kSuper, 4, false},
+    {"q4_k", 256, 144, Format::i4, 32, kSuper, 0, true},
+    {"q5_k", 256, 176, Format::i5, 32, kSuper, 0, true},
+    {"q6_k", 256, 210, Format::i6, 16, kSuper, 32, false},
 };
-constexpr const char* kFormats[] = {"f32", "f16", "bf16", "i8", "i4", "i4k", "i8s"};
+constexpr const char* kFormats[] = {"f32", "f16", "bf16", "i2", "i3", "i4", "i5", "i6", "i8", "i8s"};
 constexpr int kNibbles = 15;    // the largest value of 4 bits
 constexpr int kScaleTries = 5;  // of a group of 4 bits
 
@@ -45,8 +47,8 @@ const SourceType& type_of(Source source) { return kSources[static_cast<int>(sour
 // 256 values of one row of a quantised tensor, as stored.
 struct Chunk {
     uint8_t q[kSuper];
-    f16 scale[8], minimum[8];              // one level: of each 32 values; two levels: the first of each is the super group's
-    int8_t factor[16], minimum_factor[8];  // two levels: of each group
+    f16 scale[8], minimum[8];               // one level: of each 32 values; two levels: the first of each is the super group's
+    int8_t factor[16], minimum_factor[16];  // two levels: of each group
 };
 
 template <class T>
@@ -100,7 +102,35 @@ void read_factors(const std::byte* bytes, int8_t* scale, int8_t* minimum) {
     }
 }
 
+// Both have their lowest two bits in 64 bytes: value i of a part of 128 is two bits of byte i % 32 of the part's 32.
+void read_two_bits(const uint8_t* low, uint8_t* q) {
+    for (int i = 0; i < kSuper; ++i) q[i] = low[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
+}
+
+void read_q2_k(const uint8_t* p, Chunk& out) {
+    for (int group = 0; group < 16; ++group) {
+        out.factor[group] = static_cast<int8_t>(p[group] & 15);
+        out.minimum_factor[group] = static_cast<int8_t>(p[group] >> 4);
+    }
+    read_two_bits(p + 16, out.q);
+    out.scale[0] = read<f16>(p + 80);
+    out.minimum[0] = negated(read<f16>(p + 82));
+}
+
+void read_q3_k(const uint8_t* p, Chunk& out) {
+    read_two_bits(p + 32, out.q);
+    for (int i = 0; i < kSuper; ++i) out.q[i] |= static_cast<uint8_t>((p[i % 32] >> (i / 32) & 1) << 2);
+    const uint8_t* factors = p + 96;  // the lower four bits of each, then the upper two of every fourth in a byte
+    for (int group = 0; group < 16; ++group) {
+        const int low = factors[group % 8] >> (group / 8 * 4) & 15, high = factors[8 + group % 4] >> (group / 4 * 2) & 3;
+        out.factor[group] = static_cast<int8_t>((low | high << 4) - 32);
+    }
+    out.scale[0] = read<f16>(p + 108);
+}
+
 void read_super(Source source, const std::byte* p, Chunk& out) {
+    if (source == Source::q2_k) return read_q2_k(reinterpret_cast<const uint8_t*>(p), out);
+    if (source == Source::q3_k) return read_q3_k(reinterpret_cast<const uint8_t*>(p), out);
     if (source == Source::q6_k) {
         const uint8_t* low = reinterpret_cast<const uint8_t*>(p);
         const uint8_t* high = low + 128;
@@ -163,40 +193,67 @@ void read_floats(Source source, const std::byte* p, int count, float* out) {
     }
 }
 
+// 32 values as the quads of one column.
+template <int kLow, int kHigh>
+void write_quads(const uint8_t* q, bool paired, int panel, std::byte* column) {
+    constexpr uint32_t kEach = 0x01010101u, kLowMask = kEach * ((1u << kLow) - 1), kHighMask = kEach * ((1u << kHigh) - 1);
+    uint32_t rows[kLow + kHigh] = {};
+    for (int quad = 0; quad < 8; ++quad) {
+        const uint8_t* half = q + 2 * quad;
+        const uint32_t four = paired ? read<uint16_t>(half) | uint32_t{read<uint16_t>(half + 16)} << 16 : read<uint32_t>(q + 4 * quad);
+        const BitPlace low = low_place(kLow, quad);
+        rows[low.row] |= (four & kLowMask) << low.bit;
+        if constexpr (kHigh > 0) {
+            const BitPlace high = high_place(kLow, kHigh, quad);
+            rows[high.row] |= (four >> kLow & kHighMask) << high.bit;
+        }
+    }
+    for (int row = 0; row < kLow + kHigh; ++row) std::memcpy(column + row * panel * 4, rows + row, 4);
+}
+
+auto quads_writer(Format format) {
+    switch (format) {
+        case Format::i2:
+            return write_quads<2, 0>;
+        case Format::i3:
+            return write_quads<2, 1>;
+        case Format::i4:
+            return write_quads<4, 0>;
+        case Format::i5:
+            return write_quads<4, 1>;
+        case Format::i6:
+            return write_quads<4, 2>;
+        default:
+            return write_quads<8, 0>;
+    }
+}
+
 // Writes the values [k, k + count) of one column of an integer panel.
-void write_integers(const PackedWeight& weight, bool paired, std::byte* panel, int column, int64_t k, int count, const Chunk& chunk) {
+void write_integers(const PackedWeight& weight, bool paired_halves, std::byte* panel, int column, int64_t k, int count,
+                    const Chunk& chunk) {
     const PackedWeight w = weight;  // a copy: for all the compiler knows, a byte that is written may lie in the original
     auto put = [](std::byte* p, auto value) { std::memcpy(p, &value, sizeof value); };
-    const int minima = w.has_minimum ? 2 : 1;
+    const auto write = quads_writer(w.format);
     const bool super = w.super_group != 0;
     std::byte* p = panel + k / step_values(w.format, w.group, super) * step_bytes(w.format, w.panel, w.group, w.has_minimum, super);
-    if (super) {
-        put(p + 2 * column, chunk.scale[0]);
-        if (w.has_minimum) put(p + 2 * (w.panel + column), chunk.minimum[0]);
-        p += 2 * minima * w.panel;
-    }
-    for (int group = 0; group < count / w.group; ++group) {
-        if (super) {
-            put(p + column, chunk.factor[group]);
-            if (w.has_minimum) put(p + w.panel + column, chunk.minimum_factor[group]);
-            p += minima * w.panel;
-        } else {
-            put(p + 2 * column, chunk.scale[group]);
-            if (w.has_minimum) put(p + 2 * (w.panel + column), chunk.minimum[group]);
-            p += 2 * minima * w.panel;
+    for (int at = 0; at < count; at += 32) {
+        if (at % (super ? kSuper : w.group) == 0) {
+            put(p + 2 * column, chunk.scale[at / w.group]);
+            if (w.has_minimum) put(p + 2 * (w.panel + column), chunk.minimum[at / w.group]);
+            p += w.panel * (w.has_minimum ? 4 : 2);
         }
-        const uint8_t* q = chunk.q + group * w.group;
-        auto quad_at = [&](int quad) {
-            if (!paired) return read<uint32_t>(q + 4 * quad);
-            const uint8_t* half = q + quad / 8 * 32 + quad % 8 * 2;
-            return read<uint16_t>(half) | uint32_t{read<uint16_t>(half + 16)} << 16;
-        };
-        if (w.format == Format::i8)
-            for (int quad = 0; quad < w.group / 4; ++quad) put(p + (quad * w.panel + column) * 4, quad_at(quad));
-        else
-            for (int pair = 0; pair < w.group / 8; ++pair)
-                put(p + (pair * w.panel + column) * 4, quad_at(2 * pair) | quad_at(2 * pair + 1) << 4);
-        p += quad_bytes(w.format, w.panel, w.group);
+        for (int group = at / w.group; super && group < (at + 32) / w.group; ++group) {
+            const int factor = chunk.factor[group], minimum = chunk.minimum_factor[group];
+            if (has_nibble_factors(w.format)) {
+                put(p + column, static_cast<uint8_t>(factor | minimum << 4));
+            } else {
+                put(p + column, static_cast<int8_t>(factor));
+                if (w.has_minimum) put(p + w.panel + column, static_cast<int8_t>(minimum));
+            }
+            p += factor_bytes(w.format, w.panel, w.has_minimum);
+        }
+        write(chunk.q + at, paired(w.format, paired_halves), w.panel, p + 4 * column);
+        p += quad_bytes(w.format, w.panel, 32);
     }
 }
 
@@ -362,7 +419,7 @@ void check(const KernelTable* table, const PackJob& job) {
 }
 
 // False: a value is not held by the format. `floats` is room for values, kept from call to call.
-bool pack_panel(const PackedWeight& w, bool paired, const PackJob& job, int64_t panel, std::vector<float>& floats) {
+bool pack_panel(const PackedWeight& w, bool paired_halves, const PackJob& job, int64_t panel, std::vector<float>& floats) {
     const SourceType& type = type_of(job.source);
     const int64_t row_bytes = job.k / type.values * type.bytes;
     const int columns = static_cast<int>(std::min<int64_t>(w.panel, job.n - panel * w.panel));
@@ -386,10 +443,10 @@ bool pack_panel(const PackedWeight& w, bool paired, const PackJob& job, int64_t 
                 for (int group = 0; group < count / w.group; ++group)
                     held &= quantize_nibbles(floats.data() + group * w.group, w.group, chunk.q + group * w.group, chunk.scale[group],
                                              chunk.minimum[group]);
-                write_integers(w, paired, out, column, at, count, chunk);
+                write_integers(w, paired_halves, out, column, at, count, chunk);
             } else {
                 read_chunk(job.source, p, count, chunk);
-                write_integers(w, paired && w.format != Format::i8, out, column, at, count, chunk);
+                write_integers(w, paired_halves, out, column, at, count, chunk);
             }
         }
         if (is_float(w.format)) held &= write_floats(w, out, columns, at, count, floats.data());
@@ -403,13 +460,13 @@ Source source_of(const std::string& name) {
     for (int i = 0; i < static_cast<int>(std::size(kSources)); ++i)
         if (name == kSources[i].name) return static_cast<Source>(i);
     throw std::invalid_argument("Unknown tensor type '" + name +
-                                "'; pack() reads f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k and q6_k.");
+                                "'; pack() reads f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k and q6_k.");
 }
 
 Format format_of(const std::string& name) {
     for (int i = 0; i < static_cast<int>(std::size(kFormats)); ++i)
         if (name == kFormats[i]) return static_cast<Format>(i);
-    throw std::invalid_argument("Unknown packed format '" + name + "'; there are f32, f16, bf16, i8, i4, i4k and i8s.");
+    throw std::invalid_argument("Unknown packed format '" + name + "'; there are f32, f16, bf16, i2, i3, i4, i5, i6, i8 and i8s.");
 }
 
 const char* name_of(Format format) { return kFormats[static_cast<int>(format)]; }

@@ -13,7 +13,7 @@
 namespace octavo {
 
 // The tensor types of files that pack() reads.
-enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k };
 
 // A tensor of a file: `bytes` bytes at `data`, a row-major [n, k] matrix of type `source`; and the format to pack it as. `group`: 32, 64 or
 // 128 values that share a scale and a minimum where it is to be quantised as i4, else 0.

@@ -99,7 +99,10 @@ double probe_dot(const std::string& level, Act act, int64_t rounds) {
     if (level == "avx512_bf16" && act == Act::bf16) return dpbf16_16(rounds);
     if (level == "amx" || level == "avx512_bf16" || level == "avx512")
         return act == Act::q8 || act == Act::s8 ? dpbusd_16(rounds) : fma_16(rounds);
-    if (level == "avx2") return act == Act::q8 ? maddubsw_8(rounds) : act == Act::q8w || act == Act::s8 ? maddwd_8(rounds) : fma_8(rounds);
+    if (level == "avx2")
+        return act == Act::q8 || act == Act::q8h   ? maddubsw_8(rounds)
+               : act == Act::q8w || act == Act::s8 ? maddwd_8(rounds)
+                                                   : fma_8(rounds);
 #elif defined(__aarch64__)
     if (level != "scalar") return act == Act::q8 || act == Act::s8 ? sdot_4(rounds) : fma_4(rounds);
 #endif

@@ -19,7 +19,6 @@ constexpr int kUnpackTiles = 3;  // as with AVX2
 
 static inline vi spread(int32_t a) { return set1_i(a); }
 static inline vi dot_u8s8(vi acc, vi w, vi a) { return _mm256_dpbusd_avx_epi32(acc, w, a); }
-static inline vi nibbles(vi w, bool high) { return _mm256_and_si256(high ? _mm256_srli_epi32(w, 4) : w, _mm256_set1_epi8(0x0f)); }
 
 // 32 integers as the units of an activation row.
 static inline void store_q8(std::byte* out, const vi* q) {

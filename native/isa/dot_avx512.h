@@ -20,7 +20,6 @@ static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
 
 static inline vi spread(int32_t a) { return set1_i(a); }
 static inline vi dot_u8s8(vi acc, vi w, vi a) { return _mm512_dpbusd_epi32(acc, w, a); }
-static inline vi nibbles(vi w, bool high) { return _mm512_and_si512(high ? _mm512_srli_epi32(w, 4) : w, set1_i(0x0f0f0f0f)); }
 
 #ifdef OCTAVO_HAS_DPBF16
 static inline void dot_bf16(vf& sum, vi w, int32_t a) {

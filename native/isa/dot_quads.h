@@ -1,6 +1,5 @@
 // Dot products of integers by quads of bytes, the weights' unsigned, the activations' signed: vpdpbusd, and what the scalar level does for
-// it. A level gives spread(a), which is what dot_u8s8(acc, w, a) takes of a quad of activations, nibbles(w, high), the low or high halves
-// of bytes, and store_q8().
+// it. A level gives spread(a), which is what dot_u8s8(acc, w, a) takes of a quad of activations, and store_q8().
 #pragma once
 
 #include "../layout.h"
@@ -8,35 +7,29 @@
 namespace octavo::ISA {
 namespace {  // members of a class in a named namespace would be weak symbols
 
-constexpr Act kActU8 = Act::q8;
+constexpr Act kActBytes = Act::q8, kActSixteens = Act::q8;
 constexpr bool kPairedHalves = false;
 
 using Quad = decltype(spread(0));
 
 // A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
-struct DotU8 {
-    using Acc = vi;
+template <int kBits>
+struct Dot {
     static constexpr int kUnits = 1;   // per quad
     static constexpr int kSpan = 16;   // values of K between two visits to the float32 sums
+    static constexpr int kRun = 4;     // quads between two calls of finish()
     static constexpr int kOffset = 0;  // weight() gives q - kOffset
     static inline float scale(const ActGroup& act, int half) { return act.half_scale[half]; }
-    static inline vi weight(const std::byte* p, int64_t quad_bytes, int unit) {
-        return load_i(reinterpret_cast<const int32_t*>(p + unit * quad_bytes));
-    }
+    static inline vi weight(vi quad, int) { return quad; }
     static inline Quad operand(int32_t a) { return spread(a); }
     static inline vi product(vi w, Quad a) { return dot_u8s8(zero_i(), w, a); }
     static inline void mac(vi& acc, vi w, Quad a) { acc = dot_u8s8(acc, w, a); }
     static inline vi finish(vi acc, const ActGroup&) { return acc; }
 };
 
-struct DotU4 : DotU8 {
-    static inline vi weight(const std::byte* p, int64_t pair_bytes, int unit) {
-        return nibbles(DotU8::weight(p, pair_bytes, unit / 2), unit % 2);
-    }
-};
-
-static inline void store_q8w(std::byte*, const vi*, const ActGroup&) {}
-// 32 integers as the units of DotU8.
+// 32 integers as an activation row of form `act` has them.
+static inline void store_ints(Act, std::byte* out, const vi* q, const ActGroup&) { store_q8(out, q); }
+// 32 integers as the units of Dot<8>.
 static inline void store_units(std::byte* out, const vi* q) { store_q8(out, q); }
 
 }  // namespace

@@ -24,7 +24,6 @@ __attribute__((noinline)) static vi dot_u8s8(vi acc, vi w, int32_t a) {
 static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }
 
 static inline int32_t spread(int32_t a) { return a; }
-static inline vi nibbles(vi w, bool high) { return (vi)(((vu)w >> (4 * high)) & 0x0f0f0f0fu); }
 
 // 32 integers as the units of an activation row.
 static inline void store_q8(std::byte* out, const vi* q) {

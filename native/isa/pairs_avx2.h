@@ -33,6 +33,10 @@ static inline vf odd_f16(const f16* p) {
 // 8-bit types, one value a lane.
 static inline __m128i load_lanes(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
 static inline vf load_i8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_lanes(p))); }
+// Nibbles of bytes, the low or the high ones.
+static inline vf load_u4(const uint8_t* p, bool high) {
+    return _mm256_cvtepi32_ps(bits_at(_mm256_cvtepu8_epi32(load_lanes(p)), high ? 4 : 0, 0x0f));
+}
 static inline vf load_e5m2(const uint8_t* p) { return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), load_lanes(p))); }
 static inline vf load_e4m3(const uint8_t* p) {  // in units of kE4M3Unit
     const __m128i word = _mm_cvtepi8_epi16(load_lanes(p)), nan = _mm_cmpeq_epi16(word, _mm_set1_epi16(-1));

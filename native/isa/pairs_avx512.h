@@ -16,6 +16,10 @@ static inline vf odd_f16(const f16* p) { return _mm512_cvtph_ps(_mm512_cvtepi32_
 // 8-bit types, one value a lane.
 static inline __m128i load_lanes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 static inline vf load_i8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_lanes(p))); }
+// Nibbles of bytes, the low or the high ones.
+static inline vf load_u4(const uint8_t* p, bool high) {
+    return _mm512_cvtepi32_ps(bits_at(_mm512_cvtepu8_epi32(load_lanes(p)), high ? 4 : 0, 0x0f));
+}
 static inline vf load_e5m2(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_lanes(p)), 8)); }
 static inline vf load_e4m3(const uint8_t* p) {  // in units of kE4M3Unit
     const __m256i word = _mm256_cvtepi8_epi16(load_lanes(p));

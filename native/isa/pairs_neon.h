@@ -19,6 +19,10 @@ static inline int16x4_t signed_words(const void* p) {
     return vget_low_s16(vmovl_s8(vcreate_s8(bytes)));
 }
 static inline vf load_i8(const int8_t* p) { return vcvtq_f32_s32(vmovl_s16(signed_words(p))); }
+// Nibbles of bytes, the low or the high ones.
+static inline vf load_u4(const uint8_t* p, bool high) {
+    return vcvtq_f32_s32(bits_at(vmovl_s16(signed_words(p)), high ? 4 : 0, 0x0f) & vdupq_n_s32(0x0f));
+}
 static inline vf load_e5m2(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(signed_words(p), 8))); }
 static inline vf load_e4m3(const uint8_t* p) {  // in units of kE4M3Unit
     const uint16x4_t word = vreinterpret_u16_s16(signed_words(p)), nan = vceq_u16(word, vdup_n_u16(0xffff));

@@ -28,6 +28,12 @@ static inline vf load_i8(const int8_t* p) {
     for (int i = 0; i < W; ++i) out[i] = p[i];
     return out;
 }
+// Nibbles of bytes, the low or the high ones.
+static inline vf load_u4(const uint8_t* p, bool high) {
+    vf out;
+    for (int i = 0; i < W; ++i) out[i] = static_cast<float>(high ? p[i] >> 4 : p[i] & 15);
+    return out;
+}
 __attribute__((noinline)) static vf load_e5m2(const uint8_t* p) {
     vf out;
     for (int i = 0; i < W; ++i) out[i] = e5m2_to_f32(p[i]);

@@ -36,6 +36,12 @@ static inline void store_i(int32_t* p, vi a) { _mm256_storeu_si256(reinterpret_c
 static inline vi add_i(vi a, vi b) { return _mm256_add_epi32(a, b); }
 static inline vi sub_i(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 static inline vi mul_i(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
+static inline vi or_i(vi a, vi b) { return _mm256_or_si256(a, b); }
+// Those bits of each byte that `mask` has, after a shift to the right or, where `right` is negative, to the left.
+static inline vi bits_at(vi a, int right, int mask) {
+    const vi moved = right > 0 ? _mm256_srli_epi32(a, right) : right < 0 ? _mm256_slli_epi32(a, -right) : a;
+    return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
+}
 static inline vf to_f32(vi a) { return _mm256_cvtepi32_ps(a); }
 static inline vi to_i32(vf a) { return _mm256_cvtps_epi32(a); }  // round half to even
 // x * 2^n for n in [-126, 127]

@@ -36,6 +36,13 @@ static inline void store_i(int32_t* p, vi a) { _mm512_storeu_si512(p, a); }
 static inline vi add_i(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline vi sub_i(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 static inline vi mul_i(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
+static inline vi or_i(vi a, vi b) { return _mm512_or_si512(a, b); }
+// Those bits of each byte that `mask` has, after a shift to the right or, where `right` is negative, to the left.
+static inline vi bits_at(vi a, int right, int mask) {
+    const auto places = static_cast<unsigned>(right < 0 ? -right : right);
+    const vi moved = right > 0 ? _mm512_srli_epi32(a, places) : right < 0 ? _mm512_slli_epi32(a, places) : a;
+    return _mm512_and_si512(moved, _mm512_set1_epi32(0x01010101 * mask));
+}
 static inline vf to_f32(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi to_i32(vf a) { return _mm512_cvtps_epi32(a); }  // round half to even
 // x * 2^n for n in [-126, 127]

@@ -49,6 +49,12 @@ static inline void store_i(int32_t* p, vi a) { vst1q_s32(p, a); }
 static inline vi add_i(vi a, vi b) { return vaddq_s32(a, b); }
 static inline vi sub_i(vi a, vi b) { return vsubq_s32(a, b); }
 static inline vi mul_i(vi a, vi b) { return vmulq_s32(a, b); }
+static inline vi or_i(vi a, vi b) { return vorrq_s32(a, b); }
+// Those bits of each byte that `mask` has, after a shift to the right or, where `right` is negative, to the left.
+static inline vi bits_at(vi a, int right, int mask) {
+    const uint8x16_t bytes = vreinterpretq_u8_s32(a), moved = right > 0 ? bytes >> right : right < 0 ? bytes << -right : bytes;
+    return vreinterpretq_s32_u8(vandq_u8(moved, vdupq_n_u8(static_cast<uint8_t>(mask))));
+}
 static inline vf to_f32(vi a) { return vcvtq_f32_s32(a); }
 static inline vi to_i32(vf a) { return vcvtnq_s32_f32(a); }  // round half to even
 // x * 2^n for n in [-126, 127]

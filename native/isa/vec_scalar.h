@@ -55,6 +55,12 @@ static inline void store_i(int32_t* p, vi a) { std::memcpy(p, &a, sizeof a); }
 static inline vi add_i(vi a, vi b) { return a + b; }
 static inline vi sub_i(vi a, vi b) { return a - b; }
 static inline vi mul_i(vi a, vi b) { return a * b; }
+static inline vi or_i(vi a, vi b) { return a | b; }
+// Those bits of each byte that `mask` has, after a shift to the right or, where `right` is negative, to the left.
+static inline vi bits_at(vi a, int right, int mask) {
+    const vu moved = right > 0 ? (vu)a >> right : right < 0 ? (vu)a << -right : (vu)a;
+    return (vi)(moved & 0x01010101u * static_cast<uint32_t>(mask));
+}
 static inline vf to_f32(vi a) { return __builtin_convertvector(a, vf); }
 // Round half to even, for |a| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
 static inline vi to_i32(vf a) { return (vi)(a + 12582912.0f) - 0x4b400000; }

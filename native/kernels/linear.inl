@@ -13,11 +13,15 @@ static Act act_of(Format format) {
             return Act::f32;
         case Format::bf16:
             return Act::bf16;
-        case Format::i8:
-            return kActU8;
+        case Format::i2:
+        case Format::i3:
+        case Format::i6:
+            return kActSixteens;
         case Format::i4:
-        case Format::i4k:
+        case Format::i5:
             return Act::q8;
+        case Format::i8:
+            return kActBytes;
         case Format::i8s:
             return Act::s8;
     }
@@ -32,6 +36,9 @@ using Bf16Act = bf16;
 using Bf16Act = float;  // a broadcast is then a load, and not a load and a shift
 #endif
 
+// The bytes of 32 integers.
+static constexpr int64_t group_ints(Act act) { return act == Act::q8w ? 64 : 32; }
+
 static int64_t act_bytes(Act act, int k) {
     switch (act) {
         case Act::f32:
@@ -39,9 +46,9 @@ static int64_t act_bytes(Act act, int k) {
         case Act::bf16:
             return (int64_t{k} + W - 1) / W * W * static_cast<int64_t>(sizeof(Bf16Act));
         case Act::q8:
-            return (int64_t{k} + 31) / 32 * static_cast<int64_t>(32 + sizeof(ActGroup));
+        case Act::q8h:
         case Act::q8w:
-            return (int64_t{k} + 31) / 32 * static_cast<int64_t>(64 + sizeof(ActGroup));
+            return (int64_t{k} + 31) / 32 * (group_ints(act) + static_cast<int64_t>(sizeof(ActGroup)));
         case Act::s8:
             return (int64_t{k} + kActSpan - 1) / kActSpan * SpanTile::kActStep;
     }
@@ -93,13 +100,8 @@ static inline void quantize_group(Act act, const float* x, int n, std::byte* out
         group.half_sum[half] = group.scale * static_cast<float>(sums[half]);
     }
     group.sum = group.scale * static_cast<float>(sums[0] + sums[1]);
-    if (act == Act::q8) {
-        store_q8(out, q);
-        std::memcpy(out + 32, &group, sizeof group);
-    } else {
-        store_q8w(out, q, group);
-        std::memcpy(out + 64, &group, sizeof group);
-    }
+    store_ints(act, out, q, group);
+    std::memcpy(out + group_ints(act), &group, sizeof group);
 }
 
 // A span of up to 64 values as int8, nearest even, with the scale max|x| / 127; what is not finite as in quantize_group().
@@ -119,8 +121,8 @@ static inline void quantize_span(const float* x, int n, std::byte* out) {
         q[i] = check != 0.0f ? zero_i() : to_i32(mul(values[i], set1(inverse)));
         sum = add(sum, to_f32(q[i]));
     }
-    for (int i = 0; i < kActSpan / 32; ++i) store_units(out + i * 32 * DotU8::kUnits, q + i * 32 / W);
-    const ActSpan span{scale, (DotU8::kOffset - kSpanZero) * static_cast<int32_t>(reduce_add(sum))};  // integers: exact in any order
+    for (int i = 0; i < kActSpan / 32; ++i) store_units(out + i * 32 * Dot<8>::kUnits, q + i * 32 / W);
+    const ActSpan span{scale, (Dot<8>::kOffset - kSpanZero) * static_cast<int32_t>(reduce_add(sum))};  // integers: exact in any order
     std::memcpy(out + SpanTile::kActValues, &span, sizeof span);
 }
 
@@ -138,10 +140,11 @@ static inline void prepare(Act act, const float* x, int begin, int end, std::byt
             for (int i = 0; i < count; i += W) round_to_bf16(x + i, count - i, reinterpret_cast<Bf16Act*>(row) + begin + i);
             break;
         case Act::q8:
+        case Act::q8h:
         case Act::q8w:
             for (int i = 0; i < count; i += 32)
                 quantize_group(act, x + i, count - i < 32 ? count - i : 32,
-                               row + (begin + i) / 32 * static_cast<int64_t>((act == Act::q8 ? 32 : 64) + sizeof(ActGroup)));
+                               row + (begin + i) / 32 * (group_ints(act) + static_cast<int64_t>(sizeof(ActGroup))));
             break;
         case Act::s8:
             for (int i = 0; i < count; i += kActSpan)
@@ -166,16 +169,22 @@ static PanelSums panel_sums_of(const PackedWeight& w) {
             return panel_sums<FloatTile<F16Weights>>;
         case Format::bf16:
             return panel_sums<FloatTile<Bf16Weights>>;
+        case Format::i2:
+            return panel_sums<IntTile<Format::i2, 16, true, true>>;
+        case Format::i3:
+            return panel_sums<IntTile<Format::i3, 16, false, true>>;
         case Format::i4:
+            if (two_levels) return panel_sums<IntTile<Format::i4, 32, true, true>>;
             if (w.group == 64) return panel_sums<IntTile<Format::i4, 64, true, false>>;
             if (w.group == 128) return panel_sums<IntTile<Format::i4, 128, true, false>>;
             return w.has_minimum ? panel_sums<IntTile<Format::i4, 32, true, false>> : panel_sums<IntTile<Format::i4, 32, false, false>>;
-        case Format::i4k:
-            return panel_sums<IntTile<Format::i4k, 32, true, true>>;
+        case Format::i5:
+            if (two_levels) return panel_sums<IntTile<Format::i5, 32, true, true>>;
+            return w.has_minimum ? panel_sums<IntTile<Format::i5, 32, true, false>> : panel_sums<IntTile<Format::i5, 32, false, false>>;
+        case Format::i6:
+            return panel_sums<IntTile<Format::i6, 16, false, true>>;
         case Format::i8:
-            if (w.group == 16) return panel_sums<IntTile<Format::i8, 16, false, true>>;
-            if (two_levels) return panel_sums<IntTile<Format::i8, 32, true, true>>;
-            return w.has_minimum ? panel_sums<IntTile<Format::i8, 32, true, false>> : panel_sums<IntTile<Format::i8, 32, false, false>>;
+            return panel_sums<IntTile<Format::i8, 32, false, false>>;
         case Format::i8s:
             return panel_sums<SpanTile>;
     }
@@ -253,6 +262,16 @@ static void linear(const LinearArgs* list, int count, int thread, int threads) {
     }
 }
 
+// The value at `place` among the quads of a column.
+static inline int read_quads(Format format, int panel, const std::byte* quads, int place) {
+    const int low = low_bits(format), high = high_bits(format);
+    auto part = [&](BitPlace at, int bits) {
+        return static_cast<int>(quads[at.row * panel * 4 + place % 4]) >> at.bit & ((1 << bits) - 1);
+    };
+    const int q = part(low_place(low, place / 4), low);
+    return high ? q | part(high_place(low, high, place / 4), high) << low : q;
+}
+
 static inline void read_row(const PackedWeight& w, int64_t row, float factor, float* out) {
     const std::byte* panel = w.data + row / w.panel * w.panel_bytes;
     const int column = static_cast<int>(row % w.panel);
@@ -279,24 +298,23 @@ static inline void read_row(const PackedWeight& w, int64_t row, float factor, fl
         const f16* halves = reinterpret_cast<const f16*>(p) + column;
         const float super_scale = f16_to_f32(halves[0]), super_minimum = w.has_minimum ? f16_to_f32(halves[w.panel]) : 0.0f;
         p += w.panel * (w.has_minimum ? 4 : 2);
-        for (int group = 0; group < values / w.group; ++group, k += w.group) {
+        const int group = w.super_group ? w.group : 32, factors = factor_bytes(w.format, w.panel, w.has_minimum);
+        for (const int end = k + values; k < end; k += 32) {
+            const std::byte* quads = p + (w.super_group ? 32 / group * factors : 0);
             float scale = super_scale, minimum = super_minimum;
-            if (w.super_group) {
-                const int8_t* factors = reinterpret_cast<const int8_t*>(p) + column;
-                scale *= factors[0];
-                if (w.has_minimum) minimum *= factors[w.panel];
-                p += w.panel * (w.has_minimum ? 2 : 1);
-            }
-            if (!w.has_minimum) minimum = scale * static_cast<float>(-w.zero);
-            for (int i = 0; i < w.group; ++i) {
-                const bool i8 = w.format == Format::i8;
-                const int place = i / 32 * 32 + place_of(i % 32, kPairedHalves && !i8), quad = place / 4;
-                int q = static_cast<int>(p[((i8 ? quad : quad / 2) * w.panel + column) * 4 + place % 4]);
-                if (!i8) q = quad % 2 ? q >> 4 : q & 15;
+            for (int i = 0; i < 32; ++i) {
+                if (w.super_group && i % group == 0) {
+                    const int8_t* own = reinterpret_cast<const int8_t*>(p + i / group * factors) + column;
+                    const bool nibbles = has_nibble_factors(w.format);
+                    scale = super_scale * static_cast<float>(nibbles ? own[0] & 15 : own[0]);
+                    if (w.has_minimum) minimum = super_minimum * static_cast<float>(nibbles ? own[0] >> 4 & 15 : own[w.panel]);
+                }
+                if (!w.has_minimum) minimum = scale * static_cast<float>(-w.zero);
+                const int q = read_quads(w.format, w.panel, quads + column * 4, place_of(i, paired(w.format, kPairedHalves)));
                 // The product is exact in double, so that the value is rounded once.
                 out[k + i] = factor * static_cast<float>(static_cast<double>(scale) * q + minimum);
             }
-            p += quad_bytes(w.format, w.panel, w.group);
+            p = quads + quad_bytes(w.format, w.panel, 32);
         }
     }
 }

@@ -151,21 +151,37 @@ struct FloatTile {
     }
 };
 
+// Quad `quad` of 32 values (layout.h), a byte for each value.
+template <Format F>
+static inline vi load_quad(const std::byte* p, int quad) {
+    constexpr int kLow = low_bits(F), kHigh = high_bits(F);
+    const BitPlace low = low_place(kLow, quad);
+    const vi lower = load_i(reinterpret_cast<const int32_t*>(p + low.row * kPanel * 4));
+    if constexpr (kLow == 8) return lower;
+    const vi q = bits_at(lower, low.bit, (1 << kLow) - 1);
+    if constexpr (kHigh == 0) return q;
+    const BitPlace high = high_place(kLow, kHigh ? kHigh : 1, quad);
+    const vi upper = load_i(reinterpret_cast<const int32_t*>(p + high.row * kPanel * 4));
+    return or_i(q, bits_at(upper, high.bit - kLow, ((1 << kHigh) - 1) << kLow));
+}
+
 // Integer weights: sum += scale * (act_scale * dot - zero * act_sum), or sum += scale * (act_scale * dot) and, once a group, sum += minimum
 // * act_sum, where dot is the exact product of a span, act_sum the sum of the activations. A span is 32 values or, where the group is
 // smaller or the level's sums have no room for the factors of two halves, 16. Where the level multiplies q - kOffset, dot lacks kOffset *
 // act_sum.
 template <Format F, int kGroup, bool kMinimum, bool kTwoLevels>
 struct IntTile : AsPacked<IntTile<F, kGroup, kMinimum, kTwoLevels>> {
-    using Dot = std::conditional_t<F == Format::i8, DotU8, DotU4>;
+    using Dot = ISA::Dot<bits_of(F)>;
     static constexpr int kRows = kIntRows, kVectors = kIntVectors;
     static constexpr int64_t kStepBytes = step_bytes(F, kPanel, kGroup, kMinimum, kTwoLevels);
-    static constexpr int kUnits = F == Format::i8 ? Dot::kUnits : 1;  // per quad
-    static constexpr int kSpan = kGroup < Dot::kSpan ? kGroup : Dot::kSpan;
+    static constexpr int kUnits = Dot::kUnits, kSpan = Dot::kSpan, kRun = Dot::kRun;
     static constexpr int64_t kActGroup = 32 * kUnits + static_cast<int64_t>(sizeof(ActGroup));
     static constexpr int kActGroups = kTwoLevels ? kSuper / 32 : kGroup / 32;  // a step
-    static constexpr int kSpans = kGroup / kSpan;                              // of a group
     static constexpr int64_t kActStep = kActGroups * kActGroup;
+    static constexpr int kFactors = factor_bytes(F, kPanel, kMinimum);
+    // Values of which act_sum is the sum.
+    static constexpr int kSummed = !kMinimum ? kSpan : kGroup < 32 ? kGroup : 32;
+    static_assert(kSpan <= kGroup && (!kMinimum || Dot::kOffset == 0));
 
     template <int R, int V>
     static inline void run(const Tile& t, int vector) {
@@ -176,76 +192,93 @@ struct IntTile : AsPacked<IntTile<F, kGroup, kMinimum, kTwoLevels>> {
         const int64_t steps = t.steps, a_stride = t.a_stride;
         const int column = vector * W;
         const vf minus_zero = set1(static_cast<float>(Dot::kOffset - t.zero));
-        constexpr int kStepSpans = kActGroups * (32 / kSpan);
         const std::byte* ahead = t.ahead;
-        const int64_t ahead_step = t.ahead_bytes / (steps * kStepSpans);
+        const int64_t ahead_step = t.ahead_bytes / (steps * kActGroups * (32 / kSpan));
         for (int64_t step = 0; step < steps; ++step) {
             vf super_scale[V], super_minimum[V], scale[V], minimum[V];
-            if constexpr (kTwoLevels) {
-                load_f16s<V>(w, column, super_scale, super_minimum);
-                w += kPanel * (kMinimum ? 4 : 2);
-            }
-            for (int span = 0; span < kStepSpans; ++span, ahead += ahead_step) {
-                if constexpr (R > 1) __builtin_prefetch(ahead, 0, 2);
-                const int half = kSpan == 16 ? span % 2 : 0;
-                if (span % kSpans == 0) {
-                    if constexpr (kTwoLevels) {
-                        OCTAVO_UNROLL
-                        for (int v = 0; v < V; ++v) {
-                            const int8_t* factors = reinterpret_cast<const int8_t*>(w) + column + v * W;
-                            scale[v] = mul(super_scale[v], load_i8(factors));
-                            if constexpr (kMinimum) minimum[v] = mul(super_minimum[v], load_i8(factors + kPanel));
-                        }
-                        w += kPanel * (kMinimum ? 2 : 1);
-                    } else {
-                        load_f16s<V>(w, column, scale, minimum);
-                        w += kPanel * (kMinimum ? 4 : 2);
-                    }
-                }
-
-                typename Dot::Acc acc[R][V];
+            load_f16s<V>(w, column, super_scale, super_minimum);
+            w += kPanel * (kMinimum ? 4 : 2);
+            for (int group = 0; group < kActGroups; ++group, a += kActGroup) {
+                const std::byte* factors = w + column;
+                if constexpr (kTwoLevels) w += 32 / kGroup * kFactors;
                 OCTAVO_UNROLL
-                for (int unit = 0; unit < kSpan / 4 * kUnits; ++unit) {
-                    decltype(Dot::weight(w, 0, 0)) weight[V];
+                for (int half = 0; half < 32 / kSpan; ++half, ahead += ahead_step) {
+                    if constexpr (R > 1) __builtin_prefetch(ahead, 0, 2);
+                    if (kTwoLevels && half * kSpan % kGroup == 0)
+                        load_factors<V>(factors + half * kSpan / kGroup * kFactors, super_scale, super_minimum, scale, minimum);
+
+                    vi dot[R][V];
                     OCTAVO_UNROLL
-                    for (int v = 0; v < V; ++v) weight[v] = Dot::weight(w + (column + v * W) * 4, 4 * kPanel, unit);
+                    for (int quad = 0; quad < kSpan / 4; quad += kRun) {
+                        vi acc[R][V];
+                        OCTAVO_UNROLL
+                        for (int unit = 0; unit < kRun * kUnits; ++unit) {
+                            const int first = half * (kSpan / 4) + quad;
+                            decltype(Dot::weight(dot[0][0], 0)) weight[V];
+                            OCTAVO_UNROLL
+                            for (int v = 0; v < V; ++v)
+                                weight[v] = Dot::weight(load_quad<F>(w + (column + v * W) * 4, first + unit / kUnits), unit % kUnits);
+                            OCTAVO_UNROLL
+                            for (int r = 0; r < R; ++r) {
+                                auto operand = Dot::operand(load_32(a + r * a_stride + (first * kUnits + unit) * 4));
+                                OCTAVO_UNROLL
+                                for (int v = 0; v < V; ++v) {
+                                    if (unit == 0)
+                                        acc[r][v] = Dot::product(weight[v], operand);
+                                    else
+                                        Dot::mac(acc[r][v], weight[v], operand);
+                                }
+                            }
+                        }
+                        OCTAVO_UNROLL
+                        for (int r = 0; r < R; ++r) OCTAVO_UNROLL
+                        for (int v = 0; v < V; ++v) {
+                            const vi finished = Dot::finish(acc[r][v], act_group(a + r * a_stride));
+                            dot[r][v] = quad ? add_i(dot[r][v], finished) : finished;
+                        }
+                    }
+
                     OCTAVO_UNROLL
                     for (int r = 0; r < R; ++r) {
-                        auto operand = Dot::operand(load_32(a + r * a_stride + (half * (kSpan / 4) * kUnits + unit) * 4));
+                        const ActGroup& act = act_group(a + r * a_stride);
+                        const vf act_scale = set1(Dot::scale(act, half));
+                        vf act_sum = set1(kSummed == 32 ? act.sum : act.half_sum[half]);
+                        if constexpr (!kMinimum) act_sum = mul(act_sum, minus_zero);
                         OCTAVO_UNROLL
                         for (int v = 0; v < V; ++v) {
-                            if (unit == 0)
-                                acc[r][v] = Dot::product(weight[v], operand);
-                            else
-                                Dot::mac(acc[r][v], weight[v], operand);
+                            const vf product = to_f32(dot[r][v]);
+                            if constexpr (kMinimum) {
+                                sum[r][v] = fma(kTwoLevels ? scale[v] : super_scale[v], mul(act_scale, product), sum[r][v]);
+                                if ((half + 1) * kSpan % kSummed == 0)
+                                    sum[r][v] = fma(kTwoLevels ? minimum[v] : super_minimum[v], act_sum, sum[r][v]);
+                            } else {
+                                sum[r][v] = fma(kTwoLevels ? scale[v] : super_scale[v], fma(act_scale, product, act_sum), sum[r][v]);
+                            }
                         }
                     }
                 }
-                w += quad_bytes(F, kPanel, kSpan);
-
-                OCTAVO_UNROLL
-                for (int r = 0; r < R; ++r) {
-                    const ActGroup& act = *reinterpret_cast<const ActGroup*>(a + r * a_stride + 32 * kUnits);
-                    const vf act_scale = set1(Dot::scale(act, half));
-                    vf act_sum = set1(kMinimum || kSpan == 32 ? act.sum : act.half_sum[half]);
-                    if constexpr (!kMinimum) act_sum = mul(act_sum, minus_zero);
-                    const vf missing = set1(Dot::kOffset * (kSpan == 32 ? act.sum : act.half_sum[half]));
-                    OCTAVO_UNROLL
-                    for (int v = 0; v < V; ++v) {
-                        vf dot = to_f32(Dot::finish(acc[r][v], act));
-                        if constexpr (kMinimum) {
-                            const vf scaled = Dot::kOffset ? fma(act_scale, dot, missing) : mul(act_scale, dot);
-                            sum[r][v] = fma(scale[v], scaled, sum[r][v]);
-                            if (kSpan == 32 || half == 1) sum[r][v] = fma(minimum[v], act_sum, sum[r][v]);
-                        } else {
-                            sum[r][v] = fma(scale[v], fma(act_scale, dot, act_sum), sum[r][v]);
-                        }
-                    }
-                }
-                if (kSpan == 32 || half == 1) a += kActGroup;
+                w += quad_bytes(F, kPanel, 32);
             }
         }
         store_sums<R, V>(t, vector, sum);
+    }
+
+    static inline const ActGroup& act_group(const std::byte* a) { return *reinterpret_cast<const ActGroup*>(a + 32 * kUnits); }
+
+    template <int V>
+    static inline void load_factors(const std::byte* p, const vf (&super_scale)[V], const vf (&super_minimum)[V], vf (&scale)[V],
+                                    vf (&minimum)[V]) {
+        OCTAVO_UNROLL
+        for (int v = 0; v < V; ++v) {
+            const auto* own = reinterpret_cast<const uint8_t*>(p + v * W);
+            if constexpr (has_nibble_factors(F)) {
+                scale[v] = mul(super_scale[v], load_u4(own, false));
+                minimum[v] = mul(super_minimum[v], load_u4(own, true));
+            } else {
+                scale[v] = mul(super_scale[v], load_i8(reinterpret_cast<const int8_t*>(own)));
+                if constexpr (kMinimum) minimum[v] = mul(super_minimum[v], load_i8(reinterpret_cast<const int8_t*>(own + kPanel)));
+            }
+        }
     }
 
     template <int V>
@@ -262,7 +295,7 @@ struct IntTile : AsPacked<IntTile<F, kGroup, kMinimum, kTwoLevels>> {
 // 8-bit weights and activations with a scale per span: sum += scale * (act_scale * dot) for every span, and nothing but dot products of
 // integers within.
 struct SpanTile : AsPacked<SpanTile> {
-    using Dot = DotU8;
+    using Dot = ISA::Dot<8>;
     static constexpr int kRows = kIntRows, kVectors = kIntVectors;
     static constexpr int64_t kStepBytes = step_bytes(Format::i8s, kPanel, 0, false, false);
     static constexpr int64_t kActValues = kActSpan * Dot::kUnits;
@@ -284,9 +317,10 @@ struct SpanTile : AsPacked<SpanTile> {
             }
             OCTAVO_UNROLL
             for (int unit = 0; unit < kActSpan / 4 * Dot::kUnits; ++unit) {
-                decltype(Dot::weight(w, 0, 0)) weight[V];
+                decltype(Dot::weight(acc[0][0], 0)) weight[V];
                 OCTAVO_UNROLL
-                for (int v = 0; v < V; ++v) weight[v] = Dot::weight(w + v * W * 4, 4 * kPanel, unit);
+                for (int v = 0; v < V; ++v)
+                    weight[v] = Dot::weight(load_quad<Format::i8s>(w + v * W * 4, unit / Dot::kUnits), unit % Dot::kUnits);
                 OCTAVO_UNROLL
                 for (int r = 0; r < R; ++r) {
                     auto operand = Dot::operand(load_32(a + r * a_stride + 4 * unit));

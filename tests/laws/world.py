@@ -23,7 +23,18 @@ from octavo.loaded_model import LoadedModel
 from octavo.sampling_params import SamplingParams
 
 # Stored format of the matrices -> what they are packed as.
-GGUF_FORMATS = {"Q8_0": "i8", "Q6_K": "i8", "Q4_0": "i4", "Q4_1": "i4", "Q4_K": "i4k"}
+GGUF_FORMATS = {
+    "Q2_K": "i2",
+    "Q3_K": "i3",
+    "Q4_0": "i4",
+    "Q4_1": "i4",
+    "Q4_K": "i4",
+    "Q5_0": "i5",
+    "Q5_1": "i5",
+    "Q5_K": "i5",
+    "Q6_K": "i6",
+    "Q8_0": "i8",
+}
 
 
 def write_gguf(path: Path, matrix_type: str, seed: int = 5) -> Path:
@@ -88,8 +99,9 @@ def quantise(values: np.ndarray, kind: str, block: int, size: int, state: np.ran
         n, k = values.shape
         blocks = state.randint(0, 256, (n, k // block, size), dtype=np.uint8)
         scale = np.float16(0.02 / np.sqrt(k)).tobytes()
-        # Q4_K begins with two f16 scales, Q6_K ends with one.
-        where = slice(0, 4) if kind == "Q4_K" else slice(size - 2, size)
+        # Q4_K and Q5_K begin with two f16 scales, Q2_K ends with two, Q3_K and Q6_K end with one.
+        ends = {"Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q2_K": slice(size - 4, size)}
+        where = ends.get(kind, slice(size - 2, size))
         blocks[:, :, where] = np.frombuffer(scale * 2, np.uint8)[: where.stop - where.start]
         return blocks.reshape(n, -1)
 

@@ -29,6 +29,8 @@ const SourceShape kSources[] = {
     {Source::q5_0, "q5_0", 32, 22, 0, -1},
     {Source::q5_1, "q5_1", 32, 24, 0, 2},
     {Source::q8_0, "q8_0", 32, 34, 0, -1},
+    {Source::q2_k, "q2_k", 256, 84, 80, 82},
+    {Source::q3_k, "q3_k", 256, 110, 108, -1},
     {Source::q4_k, "q4_k", 256, 144, 0, 2},
     {Source::q5_k, "q5_k", 256, 176, 0, 2},
     {Source::q6_k, "q6_k", 256, 210, 208, -1},
@@ -37,6 +39,12 @@ const SourceShape kSources[] = {
     {Source::f32, "int4 64", 1, 4, -1, -1, Format::i4, 64},
     {Source::f32, "int4 128", 1, 4, -1, -1, Format::i4, 128},
 };
+
+const SourceShape& shape_of(const std::string& name) {
+    const SourceShape* shape = kSources;
+    while (shape->name != name) ++shape;
+    return *shape;
+}
 
 // A tensor [n, k] as its file has it: any bytes, but scales of a sane size.
 std::vector<std::byte> random_tensor(const SourceShape& shape, int n, int k, Random& random) {
@@ -158,7 +166,7 @@ void check_source(Context& c, const SourceShape& shape, int rows, int n, int k) 
 void check_list(Context& c) {
     Random random(77);
     const int k = 256, rows = 5, sizes[] = {70, 9, 200};
-    const SourceShape* shapes[] = {&kSources[3], &kSources[7], &kSources[8]};
+    const SourceShape* shapes[] = {&shape_of("q4_0"), &shape_of("q8_0"), &shape_of("q6_k")};
     const Matrix x = Matrix::normal(rows, k, random);
     std::vector<Weights> weights;
     std::vector<Matrix> alone, together;
@@ -220,11 +228,11 @@ void check_linear(Context& c) {
         check_source(c, shape, 13, 33, k[1]);
         check_source(c, shape, has_tall_tiles(shape.target) ? 131 : 75, 1, k[0]);
     }
-    check_source(c, kSources[11], 21, 1, 2100);  // more spans than a tile takes before the next rows
+    check_source(c, shape_of("int8"), 21, 1, 2100);  // more spans than a tile takes before the next rows
     check_list(c);
-    check_gated(c, kSources[0], 70);
-    check_gated(c, kSources[4], 131);
-    check_gated(c, kSources[11], 70);
+    check_gated(c, shape_of("f32"), 70);
+    check_gated(c, shape_of("q4_1"), 131);
+    check_gated(c, shape_of("int8"), 70);
 }
 
 }  // namespace check

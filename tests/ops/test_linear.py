@@ -30,6 +30,8 @@ QUANTIZED = {
     "q5_0": gguf.GGMLQuantizationType.Q5_0,
     "q5_1": gguf.GGMLQuantizationType.Q5_1,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q2_k": gguf.GGMLQuantizationType.Q2_K,
+    "q3_k": gguf.GGMLQuantizationType.Q3_K,
     "q4_k": gguf.GGMLQuantizationType.Q4_K,
     "q5_k": gguf.GGMLQuantizationType.Q5_K,
     "q6_k": gguf.GGMLQuantizationType.Q6_K,
@@ -55,17 +57,17 @@ def two() -> Any:
     return _native.ThreadPool(2)
 
 
-def stored(source: str, n: int, k: int, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """A tensor [n, k] of a file's type: random values, or random bits under sane scales."""
+def stored(source: str, n: int, k: int, seed: int = 0, low: int = 0) -> npt.NDArray[np.uint8]:
+    """A tensor [n, k] of a file's type: random values, or random bytes of at least `low` under sane scales."""
     rng = np.random.default_rng(seed)
     if source == "bf16":
         return (rng.standard_normal((n, k)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     if source in FLOATS:
         return rng.standard_normal((n, k)).astype({"f32": np.float32, "f16": np.float16}[source]).view(np.uint8)
     values, size = gguf.GGML_QUANT_SIZES[QUANTIZED[source]]
-    blocks = rng.integers(0, 256, (n, k // values, size), np.uint8)
-    scales = {"q4_k": 2, "q5_k": 2, "q4_1": 2, "q5_1": 2}.get(source, 1)
-    at = 208 if source == "q6_k" else 0
+    blocks = rng.integers(low, 256, (n, k // values, size), np.uint8)
+    scales = 1 if source in ("q4_0", "q5_0", "q8_0", "q3_k", "q6_k") else 2
+    at = size - 2 * scales if source in ("q2_k", "q3_k", "q6_k") else 0
     halves = rng.uniform(-0.02, 0.02, (n, k // values, scales)).astype(np.float16)
     blocks[..., at : at + 2 * scales] = halves.view(np.uint8).reshape(n, k // values, 2 * scales)
     return blocks.reshape(n, -1)
@@ -178,8 +180,9 @@ def test_pack_refuses_what_does_not_fit(isa: Any, two: Any) -> None:
         (("i8s", "f32", np.full(96, np.inf, np.float32).view(np.uint8), 1, 96), "not finite"),
         (("i4", "f32", np.full(96, np.nan, np.float32).view(np.uint8), 1, 96, 32), "not finite"),
         (("i4", "f32", np.full(96, 1e5, np.float32).view(np.uint8), 1, 96, 32), "65504"),
-        (("i8", "q3_k", data, 3, 64), "q3_k"),
-        (("i2", "q8_0", data, 3, 64), "i2"),
+        (("i8", "iq3_s", data, 3, 64), "iq3_s"),
+        (("i7", "q8_0", data, 3, 64), "i7"),
+        (("i8", "q5_0", np.zeros(22, np.uint8), 1, 32), "only as i5"),
     ):
         with pytest.raises(ValueError, match=words):
             _native.pack(isa, two, *args)
@@ -231,19 +234,12 @@ def test_int4_keeps_what_four_bits_held(isa: Any, two: Any) -> None:
     np.testing.assert_array_equal(_native.unpack(_native.pack(isa, two, "i4", "q4_1", data, n, k, 32)), kept)
 
 
-def test_bits_per_weight(two: Any) -> None:
+def test_a_pack_takes_about_the_bits_of_its_file(two: Any) -> None:
     n, k = 1024, 1024
-    for source, most in (
-        ("q8_0", 8.5 * 1.15),
-        ("q4_0", 4.5),
-        ("q4_1", 5.0),
-        ("q4_k", 4.75),
-        ("q6_k", 8.75),
-        ("bf16", 16),
-        ("int8", 8.5),
-        ("int4 32", 5.0),
-        ("int4 128", 4.25),
-    ):
+    sizes = {source: gguf.GGML_QUANT_SIZES[kind] for source, kind in QUANTIZED.items()}
+    own = {source: 8 * size / values for source, (values, size) in sizes.items()}
+    made = {"int8": 8.5, "int4 32": 5.0, "int4 64": 4.5, "int4 128": 4.25}
+    for source, most in [*((source, 1.05 * bits) for source, bits in own.items()), *made.items(), ("bf16", 16)]:
         for level in LEVELS:
             weight = packed(_native.select_isa(level), two, source, n, k)
             assert weight.bytes * 8 / (n * k) <= most
@@ -266,7 +262,7 @@ def test_linear_meets_its_definition(isa: Any, two: Any, source: str) -> None:
         assert (np.abs(out - wanted) <= tolerance).all(), (n, k, rows, np.abs(out - wanted).max(), tolerance.min())
 
 
-@pytest.mark.parametrize("source", [*FLOATS, "q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "int8", "int4 64", "int4 128"])
+@pytest.mark.parametrize("source", [*FLOATS, *QUANTIZED, "int8", "int4 64", "int4 128"])
 def test_a_row_is_the_same_bits_in_any_company(isa: Any, pool: Any, source: str) -> None:
     n, k = 150, 768
     weight = packed(isa, pool, source, n, k)
@@ -288,6 +284,16 @@ def test_a_row_is_the_same_bits_in_any_company(isa: Any, pool: Any, source: str)
         np.testing.assert_array_equal(out, added[first:])
 
 
+@pytest.mark.parametrize("source", QUANTIZED)
+def test_the_largest_integers_of_both_sides_do_not_overflow(isa: Any, two: Any, source: str) -> None:
+    n, k = 20, 256
+    data = stored(source, n, k, low=255)  # every bit of every weight
+    weight = _native.pack(isa, two, _native.default_format(source), source, data, n, k)
+    for x in (np.ones((6, k), np.float32), -np.ones((6, k), np.float32), np.tile([1, 1, -1, -1], (6, k // 4))):
+        wanted, tolerance = expected(x.astype(np.float32), weight)
+        assert (np.abs(_native.linear(isa, two, weight, x.astype(np.float32)) - wanted) <= tolerance).all()
+
+
 def test_the_comparison_of_bits_would_catch_an_order_of_k_that_depends_on_the_rows() -> None:
     x, w = inputs(64, 768), inputs(50, 768, seed=4)
 
@@ -307,9 +313,9 @@ def test_weights_of_one_call_share_the_threads(isa: Any, pool: Any) -> None:
     x = inputs(5, 512)
     weights = [
         packed(isa, pool, source, n, 512)
-        for source, n in (("q4_0", 200), ("q6_k", 33), ("bf16", 1), ("f16", 129), ("int8", 70))
+        for source, n in (("q4_0", 200), ("q6_k", 33), ("bf16", 1), ("f16", 129), ("int8", 70), ("q8_0", 9))
     ]
-    biases = [inputs(1, 200)[0], None, inputs(1, 1)[0], None, None]
+    biases = [inputs(1, 200)[0], None, inputs(1, 1)[0], None, None, None]
     whole = _native.linear(isa, pool, weights, x, biases)
     parts = [_native.linear(isa, pool, weight, x, bias) for weight, bias in zip(weights, biases, strict=True)]
     np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
@@ -325,7 +331,7 @@ def test_activations_are_quantised_as_defined(isa: Any, pool: Any) -> None:
     x[4, 16:32] = 0
     q, scale = quantize_activations(x)
     wanted = q.astype(np.float32) * np.repeat(scale, 16, axis=-1)
-    for name in ("i8", "i4", "i4k"):
+    for name in ("i8", "i4", "i6"):
         np.testing.assert_array_equal(_native.quantize_roundtrip(isa, pool, name, x), wanted)
     for part in (x, x[:, :77].copy(), x[:, :4].copy()):
         q, scale = quantize_spans(part)
@@ -337,7 +343,7 @@ def test_activations_are_quantised_as_defined(isa: Any, pool: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("source", ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "int8", "int4 64"])
+@pytest.mark.parametrize("source", [*FLOATS, *QUANTIZED, "int8", "int4 64"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_spoils_its_own_row_only(isa: Any, two: Any, source: str, value: float) -> None:
     x = inputs(9, 256)

@@ -149,7 +149,6 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "not whole blocks": (file_bytes(tensors=(described("w", (33,), 2),), data=bytes(64)), "blocks of 32"),
     "tensor twice": (file_bytes(tensors=(described("w", (2,)),) * 2, data=bytes(64)), "w appears twice"),
     "type IQ2_XXS": (file_bytes(tensors=(described("w", (256,), 16),), data=bytes(99)), "type IQ2_XXS"),
-    "type Q2_K": (file_bytes(tensors=(described("w", (256,), 10),), data=bytes(99)), "type Q2_K"),
     "type 12345": (file_bytes(tensors=(described("w", (256,), 12345),), data=bytes(99)), "number 12345"),
     "data cut": (file_bytes(tensors=(described("w", (64, 64)),), data=bytes(100)), "cut short"),
 }

@@ -24,8 +24,6 @@ FORMAT_OF_TYPE: dict[int, Format] = {format.gguf_type: format for format in FORM
 # Types that exist and are not read, so that the refusal can name them.
 OTHER_TYPES = {
     9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
     15: "Q8_K",
     16: "IQ2_XXS",
     17: "IQ2_XS",

@@ -4,6 +4,8 @@ from octavo.weights.formats.bf16 import BF16
 from octavo.weights.formats.f16 import F16
 from octavo.weights.formats.f32 import F32
 from octavo.weights.formats.format import Format
+from octavo.weights.formats.q2_k import Q2_K
+from octavo.weights.formats.q3_k import Q3_K
 from octavo.weights.formats.q4_0 import Q4_0
 from octavo.weights.formats.q4_1 import Q4_1
 from octavo.weights.formats.q4_k import Q4_K
@@ -16,5 +18,5 @@ from octavo.weights.formats.q8_0 import Q8_0
 __all__ = ["FORMATS", "Format"]
 
 FORMATS: dict[str, Format] = {
-    format.name: format for format in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
+    format.name: format for format in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)
 }

@@ -54,6 +54,12 @@ def bits(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little")
 
 
+def bit_pairs(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """[B, 32 n] bytes -> [B, 128 n] values from 0 to 3: of each 32 bytes all lowest pairs of bits, then the next."""
+    parts = packed.reshape(len(packed), -1, 32)
+    return np.stack([parts >> shift & 3 for shift in (0, 2, 4, 6)], axis=2).reshape(len(packed), -1)
+
+
 def k_scales(packed: npt.NDArray[np.uint8]) -> tuple[Floats, Floats]:
     """The eight 6-bit scales and minima that Q4_K and Q5_K keep in 12 bytes: [B, 12] -> two of [B, 8, 1].
 

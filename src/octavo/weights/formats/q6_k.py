@@ -4,7 +4,7 @@ block's.
 
 import numpy as np
 
-from octavo.weights.formats.format import Blocks, Floats, Format, column, nibbles
+from octavo.weights.formats.format import Blocks, Floats, Format, bit_pairs, column, nibbles
 
 
 def dequantize(blocks: Blocks) -> Floats:
@@ -12,7 +12,7 @@ def dequantize(blocks: Blocks) -> Floats:
     # Either half of the block, 128 values, has 64 bytes of low bits and 32 bytes whose bit pairs are the high bits of
     # its four quarters.
     low = nibbles(blocks["low"].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
-    high = np.stack([blocks["high"].reshape(-1, 2, 32) >> shift & 3 for shift in (0, 2, 4, 6)], axis=2)
+    high = bit_pairs(blocks["high"]).reshape(-1, 2, 4, 32)
     values = (low | high << 4).astype(np.float32) - 32
     return (scales * values.reshape(-1, 16, 16)).reshape(-1, 256)
 
