@@ -80,16 +80,6 @@ struct Bf16Weights : F32Weights {  // activations are float32 values, already ro
 };
 #endif
 
-// A tile that reads its weights as they are packed, whatever the number of rows.
-template <class Tile>
-struct AsPacked {
-    using Unpacked = Tile;
-    static constexpr int kUnpackedSteps = 1;
-    static constexpr bool kUnpacks = false;
-    static constexpr int64_t kUnpackedBytes = 1;
-    static inline void unpack(const std::byte*, int64_t, std::byte*) {}
-};
-
 template <class Weights>
 struct FloatTile {
     static constexpr int kRows = kFloatRows, kVectors = kFloatVectors;
@@ -169,11 +159,14 @@ static inline vi load_quad(const std::byte* p, int quad) {
 // * act_sum, where dot is the exact product of a span, act_sum the sum of the activations. A span is 32 values or, where the group is
 // smaller or the level's sums have no room for the factors of two halves, 16. Where the level multiplies q - kOffset, dot lacks kOffset *
 // act_sum.
-template <Format F, int kGroup, bool kMinimum, bool kTwoLevels>
-struct IntTile : AsPacked<IntTile<F, kGroup, kMinimum, kTwoLevels>> {
+template <Format F, int kGroup, bool kMinimum, bool kTwoLevels, bool kAsBytes = false>
+struct IntTile {
     using Dot = ISA::Dot<bits_of(F)>;
     static constexpr int kRows = kIntRows, kVectors = kIntVectors;
-    static constexpr int64_t kStepBytes = step_bytes(F, kPanel, kGroup, kMinimum, kTwoLevels);
+    static constexpr Format kQuads = kAsBytes ? Format::i8 : F;
+    static constexpr int kValues = kTwoLevels ? kSuper : kGroup;  // a step
+    static constexpr int64_t kStepBytes =
+        step_bytes(F, kPanel, kGroup, kMinimum, kTwoLevels) - quad_bytes(F, kPanel, kValues) + quad_bytes(kQuads, kPanel, kValues);
     static constexpr int kUnits = Dot::kUnits, kSpan = Dot::kSpan, kRun = Dot::kRun;
     static constexpr int64_t kActGroup = 32 * kUnits + static_cast<int64_t>(sizeof(ActGroup));
     static constexpr int kActGroups = kTwoLevels ? kSuper / 32 : kGroup / 32;  // a step
@@ -182,6 +175,29 @@ struct IntTile : AsPacked<IntTile<F, kGroup, kMinimum, kTwoLevels>> {
     // Values of which act_sum is the sum.
     static constexpr int kSummed = !kMinimum ? kSpan : kGroup < 32 ? kGroup : 32;
     static_assert(kSpan <= kGroup && (!kMinimum || Dot::kOffset == 0));
+
+    // A block whose quads are bytes, for all tiles of many rows. Quads from a single place are put together in less time than their bytes
+    // are loaded.
+    static constexpr bool kUnpacks = kUnpackTiles > 0 && !kAsBytes && high_bits(F) > 0;
+    using Unpacked = IntTile<F, kGroup, kMinimum, kTwoLevels, kUnpacks>;
+    static constexpr int kUnpackedSteps = 1;
+    static constexpr int64_t kUnpackedBytes = kStepBytes - quad_bytes(kQuads, kPanel, kValues) + quad_bytes(Format::i8, kPanel, kValues);
+    static inline void unpack(const std::byte* w, int64_t steps, std::byte* out) {
+        auto copy = [&](int64_t bytes) {
+            std::memcpy(out, w, static_cast<size_t>(bytes));
+            w += bytes, out += bytes;
+        };
+        for (int64_t step = 0; step < steps; ++step) {
+            copy(kPanel * (kMinimum ? 4 : 2));
+            for (int group = 0; group < kActGroups; ++group, w += quad_bytes(F, kPanel, 32)) {
+                if constexpr (kTwoLevels) copy(32 / kGroup * kFactors);
+                for (int v = 0; v < kPanelVectors; ++v) OCTAVO_UNROLL
+                for (int quad = 0; quad < 8; ++quad)
+                    store_i(reinterpret_cast<int32_t*>(out + (quad * kPanel + v * W) * 4), load_quad<F>(w + v * W * 4, quad));
+                out += quad_bytes(Format::i8, kPanel, 32);
+            }
+        }
+    }
 
     template <int R, int V>
     static inline void run(const Tile& t, int vector) {
@@ -217,7 +233,7 @@ struct IntTile : AsPacked<IntTile<F, kGroup, kMinimum, kTwoLevels>> {
                             decltype(Dot::weight(dot[0][0], 0)) weight[V];
                             OCTAVO_UNROLL
                             for (int v = 0; v < V; ++v)
-                                weight[v] = Dot::weight(load_quad<F>(w + (column + v * W) * 4, first + unit / kUnits), unit % kUnits);
+                                weight[v] = Dot::weight(load_quad<kQuads>(w + (column + v * W) * 4, first + unit / kUnits), unit % kUnits);
                             OCTAVO_UNROLL
                             for (int r = 0; r < R; ++r) {
                                 auto operand = Dot::operand(load_32(a + r * a_stride + (first * kUnits + unit) * 4));
@@ -257,7 +273,7 @@ struct IntTile : AsPacked<IntTile<F, kGroup, kMinimum, kTwoLevels>> {
                         }
                     }
                 }
-                w += quad_bytes(F, kPanel, 32);
+                w += quad_bytes(kQuads, kPanel, 32);
             }
         }
         store_sums<R, V>(t, vector, sum);
@@ -294,12 +310,19 @@ struct IntTile : AsPacked<IntTile<F, kGroup, kMinimum, kTwoLevels>> {
 
 // 8-bit weights and activations with a scale per span: sum += scale * (act_scale * dot) for every span, and nothing but dot products of
 // integers within.
-struct SpanTile : AsPacked<SpanTile> {
+struct SpanTile {
     using Dot = ISA::Dot<8>;
     static constexpr int kRows = kIntRows, kVectors = kIntVectors;
     static constexpr int64_t kStepBytes = step_bytes(Format::i8s, kPanel, 0, false, false);
     static constexpr int64_t kActValues = kActSpan * Dot::kUnits;
     static constexpr int64_t kActStep = kActValues + static_cast<int64_t>(sizeof(ActSpan));
+
+    // Weights are read as they are packed, whatever the number of rows.
+    using Unpacked = SpanTile;
+    static constexpr bool kUnpacks = false;
+    static constexpr int kUnpackedSteps = 1;
+    static constexpr int64_t kUnpackedBytes = kStepBytes;
+    static inline void unpack(const std::byte*, int64_t, std::byte*) {}
 
     template <int R, int V>
     static inline void run(const Tile& t, int vector) {
@@ -410,8 +433,8 @@ static void panel_sums(const PackedWeight& weight, int64_t panel, const std::byt
     const int64_t bytes_read = steps * (unpacks ? T::kUnpackedBytes : T::kStepBytes);  // by a tile
     const int64_t blocks = tiles == 1 ? 1 : (bytes_read + kBlockBytes - 1) / kBlockBytes;
     const int64_t block = ((steps + blocks - 1) / blocks + 3) / 4 * 4;
-    static_assert(kBlockBytes / T::kUnpackedBytes % 4 == 0, "a block is a multiple of four steps, and has room unpacked");
-    alignas(64) std::byte unpacked[T::kUnpacks ? kBlockBytes : 1];
+    constexpr int64_t kRoom = (kBlockBytes / T::kUnpackedBytes + 4) / 4 * 4 * T::kUnpackedBytes;  // a block is a multiple of four steps
+    alignas(64) std::byte unpacked[T::kUnpacks ? kRoom : 1];
     for (int64_t step = 0; step < steps; step += block) {
         const int64_t count = steps - step < block ? steps - step : block, bytes = count * T::kStepBytes;
         const std::byte* from = w + step * T::kStepBytes;

@@ -247,7 +247,7 @@ def test_a_pack_takes_about_the_bits_of_its_file(two: Any) -> None:
 
 @pytest.mark.parametrize("source", [*FLOATS, *QUANTIZED, *NEW])
 def test_linear_meets_its_definition(isa: Any, two: Any, source: str) -> None:
-    shapes = [(64, 64), (33, 576), (200, 96), (7, 1536), (64, 256), (50, 768), (65, 77), (1, 1), (20, 4096)]
+    shapes = [(64, 64), (33, 576), (200, 96), (7, 1536), (64, 256), (50, 768), (65, 77), (1, 1), (20, 4096), (3, 5376)]
     multiple = (
         1 if source in FLOATS else NEW[source][1] or 1 if source in NEW else gguf.GGML_QUANT_SIZES[QUANTIZED[source]][0]
     )

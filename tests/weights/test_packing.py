@@ -11,7 +11,7 @@ from weight_files import random_blocks
 from octavo import _native
 from octavo.weights import packing
 from octavo.weights.formats import FORMATS
-from octavo.weights.quantization import Target, choose_targets, exceptions, packed_bytes
+from octavo.weights.quantization import FLOAT_FORMATS, Target, choose_targets, exceptions, packed_bytes
 from octavo.weights.tensor import Tensor, data_shape
 
 SHAPES = {"a": (40, 64), "b": (3, 256), "c": (17, 32)}
@@ -82,6 +82,17 @@ def test_what_each_matrix_becomes(quantization: str, embed: Target, q: Target, d
     packed = packing.pack_weights(given, targets, _native.select_isa(), _native.ThreadPool(2))
     taken = sum(weight.bytes for name, weight in packed.items() if name != "norm") + 64 * 4  # type: ignore[union-attr]
     assert 0.9 * taken <= packed_bytes(given, targets) <= 1.1 * taken
+
+
+@pytest.mark.parametrize("stored", FORMATS)
+def test_what_a_model_will_take_is_known_before_it_is_packed(stored: str) -> None:
+    given = {"q": tensor("q", (128, 512), stored)}
+    targets = choose_targets(given, "bf16")
+    taken = packing.pack_weights(given, targets, _native.select_isa(), _native.ThreadPool(1))["q"].bytes  # type: ignore[union-attr]
+    assert packed_bytes(given, targets) <= taken <= 1.05 * packed_bytes(given, targets)
+    if stored not in FLOAT_FORMATS:
+        assert targets["q"].format == f"i{stored[1]}"
+        assert given["q"].data.nbytes <= taken <= 1.05 * given["q"].data.nbytes
 
 
 def test_what_int4_cannot_do_as_asked_is_said() -> None:
