@@ -8,9 +8,9 @@
 //                                  for each group of them that multiply those scales, int8 [panel] that multiply the minima, quads;
 //                                  in i2 both are nibbles of one byte, the upper one the minimum's
 //   i8s:          a span           scales [panel] float32, quads, zero points where k ends
-// The quads of 32 values of b bits are [b][panel][4]: 8 bits a row for each quad; of 4, 5 and 6 bits the lower 4, two quads a row, of 2 and
-// 3 bits the lower 2, four quads a row; then the bits above those, 1 for eight quads or 2 for four. The first of them has the lowest bits
-// of each byte. Quad i is values 4 i to 4 i + 3 or, where paired() holds, 2 i, 2 i + 1, 16 + 2 i and 17 + 2 i.
+// The quads of 32 values of b bits are [b][panel][4]. Of 8 bits each quad has a row; of 4, 5 and 6 bits the lower 4 of two quads share a
+// row, of 2 and 3 bits the lower 2 of four; then come the bits above those, 1 of eight quads or 2 of four to a row. The first quad of a row
+// has the lowest bits of each byte. Quad i is values 4 i to 4 i + 3 or, where paired() holds, 2 i, 2 i + 1, 16 + 2 i and 17 + 2 i.
 #pragma once
 
 #include "ops.h"
@@ -29,12 +29,11 @@ static constexpr int bits_of(Format format) {
 static constexpr int low_bits(Format format) { return bits_of(format) == 8 ? 8 : bits_of(format) >= 4 ? 4 : 2; }
 static constexpr int high_bits(Format format) { return bits_of(format) - low_bits(format); }
 
-// The row of lanes of 32 values, and the lowest bit in each byte, where either part of a quad stands.
+// Where so many bits of a quad stand: in which of their rows, and from which bit of each byte on.
 struct BitPlace {
     int row, bit;
 };
-static constexpr BitPlace low_place(int low, int quad) { return {quad / (8 / low), quad % (8 / low) * low}; }
-static constexpr BitPlace high_place(int low, int high, int quad) { return {low + quad / (8 / high), quad % (8 / high) * high}; }
+static constexpr BitPlace bit_place(int bits, int quad) { return {quad * bits / 8, quad * bits % 8}; }
 
 static constexpr int64_t quad_bytes(Format format, int panel, int values) { return int64_t{panel} * values * bits_of(format) / 8; }
 // What a group under a super group has beside its quads.

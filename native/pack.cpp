@@ -102,7 +102,7 @@ void read_factors(const std::byte* bytes, int8_t* scale, int8_t* minimum) {
     }
 }
 
-// Both have their lowest two bits in 64 bytes: value i of a part of 128 is two bits of byte i % 32 of the part's 32.
+// The lowest two bits of Q2_K and Q3_K stand in 64 bytes: those of value i of a half of 128 in byte i % 32 of the half's 32.
 void read_two_bits(const uint8_t* low, uint8_t* q) {
     for (int i = 0; i < kSuper; ++i) q[i] = low[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
 }
@@ -199,43 +199,23 @@ void write_quads(const uint8_t* q, bool paired, int panel, std::byte* column) {
     constexpr uint32_t kEach = 0x01010101u, kLowMask = kEach * ((1u << kLow) - 1), kHighMask = kEach * ((1u << kHigh) - 1);
     uint32_t rows[kLow + kHigh] = {};
     for (int quad = 0; quad < 8; ++quad) {
+        const BitPlace low = bit_place(kLow, quad), high = bit_place(kHigh, quad);
         const uint8_t* half = q + 2 * quad;
         const uint32_t four = paired ? read<uint16_t>(half) | uint32_t{read<uint16_t>(half + 16)} << 16 : read<uint32_t>(q + 4 * quad);
-        const BitPlace low = low_place(kLow, quad);
         rows[low.row] |= (four & kLowMask) << low.bit;
-        if constexpr (kHigh > 0) {
-            const BitPlace high = high_place(kLow, kHigh, quad);
-            rows[high.row] |= (four >> kLow & kHighMask) << high.bit;
-        }
+        if constexpr (kHigh > 0) rows[kLow + high.row] |= (four >> kLow & kHighMask) << high.bit;
     }
     for (int row = 0; row < kLow + kHigh; ++row) std::memcpy(column + row * panel * 4, rows + row, 4);
 }
 
-auto quads_writer(Format format) {
-    switch (format) {
-        case Format::i2:
-            return write_quads<2, 0>;
-        case Format::i3:
-            return write_quads<2, 1>;
-        case Format::i4:
-            return write_quads<4, 0>;
-        case Format::i5:
-            return write_quads<4, 1>;
-        case Format::i6:
-            return write_quads<4, 2>;
-        default:
-            return write_quads<8, 0>;
-    }
-}
-
 // Writes the values [k, k + count) of one column of an integer panel.
+template <Format F>
 void write_integers(const PackedWeight& weight, bool paired_halves, std::byte* panel, int column, int64_t k, int count,
                     const Chunk& chunk) {
     const PackedWeight w = weight;  // a copy: for all the compiler knows, a byte that is written may lie in the original
     auto put = [](std::byte* p, auto value) { std::memcpy(p, &value, sizeof value); };
-    const auto write = quads_writer(w.format);
     const bool super = w.super_group != 0;
-    std::byte* p = panel + k / step_values(w.format, w.group, super) * step_bytes(w.format, w.panel, w.group, w.has_minimum, super);
+    std::byte* p = panel + k / step_values(F, w.group, super) * step_bytes(F, w.panel, w.group, w.has_minimum, super);
     for (int at = 0; at < count; at += 32) {
         if (at % (super ? kSuper : w.group) == 0) {
             put(p + 2 * column, chunk.scale[at / w.group]);
@@ -244,16 +224,33 @@ void write_integers(const PackedWeight& weight, bool paired_halves, std::byte* p
         }
         for (int group = at / w.group; super && group < (at + 32) / w.group; ++group) {
             const int factor = chunk.factor[group], minimum = chunk.minimum_factor[group];
-            if (has_nibble_factors(w.format)) {
+            if (has_nibble_factors(F)) {
                 put(p + column, static_cast<uint8_t>(factor | minimum << 4));
             } else {
                 put(p + column, static_cast<int8_t>(factor));
                 if (w.has_minimum) put(p + w.panel + column, static_cast<int8_t>(minimum));
             }
-            p += factor_bytes(w.format, w.panel, w.has_minimum);
+            p += factor_bytes(F, w.panel, w.has_minimum);
         }
-        write(chunk.q + at, paired(w.format, paired_halves), w.panel, p + 4 * column);
-        p += quad_bytes(w.format, w.panel, 32);
+        write_quads<low_bits(F), high_bits(F)>(chunk.q + at, paired(F, paired_halves), w.panel, p + 4 * column);
+        p += quad_bytes(F, w.panel, 32);
+    }
+}
+
+auto writer_of(Format format) {
+    switch (format) {
+        case Format::i2:
+            return write_integers<Format::i2>;
+        case Format::i3:
+            return write_integers<Format::i3>;
+        case Format::i4:
+            return write_integers<Format::i4>;
+        case Format::i5:
+            return write_integers<Format::i5>;
+        case Format::i6:
+            return write_integers<Format::i6>;
+        default:
+            return write_integers<Format::i8>;
     }
 }
 
@@ -443,10 +440,10 @@ bool pack_panel(const PackedWeight& w, bool paired_halves, const PackJob& job, i
                 for (int group = 0; group < count / w.group; ++group)
                     held &= quantize_nibbles(floats.data() + group * w.group, w.group, chunk.q + group * w.group, chunk.scale[group],
                                              chunk.minimum[group]);
-                write_integers(w, paired_halves, out, column, at, count, chunk);
+                writer_of(w.format)(w, paired_halves, out, column, at, count, chunk);
             } else {
                 read_chunk(job.source, p, count, chunk);
-                write_integers(w, paired_halves, out, column, at, count, chunk);
+                writer_of(w.format)(w, paired_halves, out, column, at, count, chunk);
             }
         }
         if (is_float(w.format)) held &= write_floats(w, out, columns, at, count, floats.data());

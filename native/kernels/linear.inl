@@ -265,11 +265,11 @@ static void linear(const LinearArgs* list, int count, int thread, int threads) {
 // The value at `place` among the quads of a column.
 static inline int read_quads(Format format, int panel, const std::byte* quads, int place) {
     const int low = low_bits(format), high = high_bits(format);
-    auto part = [&](BitPlace at, int bits) {
-        return static_cast<int>(quads[at.row * panel * 4 + place % 4]) >> at.bit & ((1 << bits) - 1);
+    auto part = [&](int first_row, int bits) {
+        const BitPlace at = bit_place(bits, place / 4);
+        return static_cast<int>(quads[(first_row + at.row) * panel * 4 + place % 4]) >> at.bit & ((1 << bits) - 1);
     };
-    const int q = part(low_place(low, place / 4), low);
-    return high ? q | part(high_place(low, high, place / 4), high) << low : q;
+    return high ? part(0, low) | part(low, high) << low : part(0, low);
 }
 
 static inline void read_row(const PackedWeight& w, int64_t row, float factor, float* out) {

@@ -145,13 +145,12 @@ struct FloatTile {
 template <Format F>
 static inline vi load_quad(const std::byte* p, int quad) {
     constexpr int kLow = low_bits(F), kHigh = high_bits(F);
-    const BitPlace low = low_place(kLow, quad);
+    const BitPlace low = bit_place(kLow, quad), high = bit_place(kHigh, quad);
     const vi lower = load_i(reinterpret_cast<const int32_t*>(p + low.row * kPanel * 4));
     if constexpr (kLow == 8) return lower;
     const vi q = bits_at(lower, low.bit, (1 << kLow) - 1);
     if constexpr (kHigh == 0) return q;
-    const BitPlace high = high_place(kLow, kHigh ? kHigh : 1, quad);
-    const vi upper = load_i(reinterpret_cast<const int32_t*>(p + high.row * kPanel * 4));
+    const vi upper = load_i(reinterpret_cast<const int32_t*>(p + (kLow + high.row) * kPanel * 4));
     return or_i(q, bits_at(upper, high.bit - kLow, ((1 << kHigh) - 1) << kLow));
 }
 
