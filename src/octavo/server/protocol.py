@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from weakref import ref
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.errors import ApiError, error_object
 from octavo.server.streaming import ABORT_EXTENSION
@@ -18,19 +19,27 @@ LINGER = 1.0  # seconds in which a refused client may take its answer; what it s
 
 
 class AnswerTransport(asyncio.Transport):
-    """The transport as an answer sees it: when that closes it, a client may be in the midst of its body."""
+    """The transport as an answer sees it: when that closes it, a client may be in the midst of its body.
 
-    def __init__(self, protocol: BoundedProtocol) -> None:
-        self._protocol = protocol
+    It holds neither the protocol nor the request, which hold it: they end with the connection, not with a collection.
+    """
+
+    def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
+        self._transport = protocol.transport
+        self._protocol, self._cycle = ref(protocol), ref(cycle)
 
     def write(self, data: Any) -> None:
-        self._protocol.transport.write(data)
+        self._transport.write(data)
 
     def is_closing(self) -> bool:
-        return self._protocol.transport.is_closing()
+        return self._transport.is_closing()
 
     def close(self) -> None:
-        self._protocol.close_answered()
+        protocol, cycle = self._protocol(), self._cycle()
+        if protocol is not None and cycle is not None and cycle.more_body:
+            protocol.linger()
+        else:
+            self._transport.close()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -105,23 +114,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._refused:
             super().on_message_complete()
 
-    def close_answered(self) -> None:
-        if self.cycle.more_body:
-            self._linger()
-        else:
-            self.transport.close()
-
     def _watch_answer(self) -> None:
-        cycle = self.cycle
-        send = cycle.send
-        cycle.transport = AnswerTransport(self)
+        self.cycle.transport = AnswerTransport(self, self.cycle)
+        answered = ref(self.cycle)
 
         async def answer(message: Any) -> None:
+            cycle = answered()
+            assert cycle is not None  # what sends is its own coroutine
             if cycle.more_body:
                 cycle.keep_alive = False  # the answer says so too
-            await send(message)
+            await type(cycle).send(cycle, message)
 
-        cycle.send = answer  # type: ignore[method-assign]
+        self.cycle.send = answer  # type: ignore[method-assign]
 
     def _start_timer(self) -> None:
         self._header_timer = self.loop.call_later(
@@ -143,9 +147,9 @@ class BoundedProtocol(HttpToolsProtocol):
         body = orjson.dumps(error_object(ApiError(status, message)))
         head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
-        self._linger()
+        self.linger()
 
-    def _linger(self) -> None:
+    def linger(self) -> None:
         self._refused = True
         # Closing at once, with bytes of the client unread, would reset the connection and take the answer with it.
         if self.transport.can_write_eof():

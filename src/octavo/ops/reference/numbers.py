@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
 StorageType = Literal["f64", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
-# Bits of mantissa, exponent of the least normal, largest value.
 LARGEST_F16 = np.float32(65504)
+# Bits of mantissa, exponent of the least normal, largest value.
 FP8 = {"fp8_e4m3": (3, -6, 448.0), "fp8_e5m2": (2, -14, 57344.0)}
 
 
