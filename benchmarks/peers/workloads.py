@@ -48,7 +48,12 @@ def warm_up(requests: list[Request]) -> list[Request]:
     return [Request(request.prompt, min(request.output, 4)) for request in requests[:8]]
 
 
-DECODE = Metric("decode", "tok/s", lambda requests, times, seconds: sum((t[2] - 1) / (t[1] - t[0]) for t in times))
+def decode_rate(requests: list[Request], times: Times, seconds: float) -> float:
+    """All tokens but the first of each, over the time from the earliest first one to the last one."""
+    return sum(count - 1 for _, _, count in times) / (max(t[1] for t in times) - min(t[0] for t in times))
+
+
+DECODE = Metric("decode", "tok/s", decode_rate)
 PREFILL = Metric("prefill", "tok/s", lambda requests, times, seconds: len(requests[0].prompt) / times[0][0])
 FIRST = Metric("first token", "ms", lambda requests, times, seconds: 1000 * times[0][0], more_is_better=False)
 MEDIAN_FIRST = Metric(
