@@ -249,8 +249,10 @@ auto writer_of(Format format) {
             return write_integers<Format::i5>;
         case Format::i6:
             return write_integers<Format::i6>;
-        default:
+        case Format::i8:
             return write_integers<Format::i8>;
+        default:
+            throw std::logic_error("Only formats of integers are written so.");
     }
 }
 

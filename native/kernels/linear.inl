@@ -15,11 +15,10 @@ static Act act_of(Format format) {
             return Act::bf16;
         case Format::i2:
         case Format::i3:
-        case Format::i6:
-            return kActSixteens;
         case Format::i4:
         case Format::i5:
-            return Act::q8;
+        case Format::i6:
+            return has_sixteens(bits_of(format)) ? kActSixteens : Act::q8;
         case Format::i8:
             return kActBytes;
         case Format::i8s:

@@ -17,3 +17,5 @@ def test_what_the_pool_promises(tmp_path: Path) -> None:
     subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
     done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+    if "lets no thread be traced" in done.stdout:
+        pytest.skip("all else holds, but threads that a tracer stops were not tried: the system refuses ptrace")
