@@ -89,7 +89,7 @@ class Program {
 
     void push(Op op, const char* name) { ops_.push_back({std::move(op), nullptr, nullptr, {}, name}); }
     // Where there are many `rows`: of `parts` shares for each thread, 1 to ThreadPool::kMostParts. While cores compute at different speeds,
-    // the faster ones then take from the others. A few rows wait for memory, which has one speed for all, and each share starts slowly.
+    // the faster ones can then take from the others. A few rows wait for memory, which has one speed for all: they keep one share.
     void push(Op op, Rows rows, int parts, const char* name) { ops_.push_back({std::move(op), nullptr, nullptr, rows, name, parts}); }
     // An op whose every row reads and writes the same row of what ops of equal `rows` before it have written. Such ops that follow one
     // another are run together, a few rows at a time: nobody waits between them, and a row is still in the nearest cache.
