@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <optional>
 
 #include <nanobind/stl/optional.h>
@@ -23,24 +22,17 @@ auto view2(std::vector<T>& data, int64_t columns, nb::handle owner) {
     return nb::ndarray<nb::numpy, T, nb::ndim<2>>(data.data(), {width ? data.size() / width : 0, width}, owner);
 }
 
-// The shares of a thread of an op with `bytes` of weights and many rows; a share of a few microseconds is not worth the taking.
-int parts_of(const Program& p, int64_t bytes) {
-    constexpr int64_t kLeast = 32 << 10;
-    if (p.pool->threads() == 1) return 1;
-    return static_cast<int>(std::clamp<int64_t>(bytes / p.pool->threads() / kLeast, 1, ThreadPool::kMostParts));
-}
-
 // Adds one kernel: its arguments are final but for the row count, which each step sets. `keep` is what they point into.
 template <class Args>
 void record(Program& p, const char* name, const Args& final, int Args::* count, Rows rows,
-            void (*KernelTable::*kernel)(const Args&, int, int), std::shared_ptr<void> keep = nullptr, int parts = 1) {
+            void (*KernelTable::*kernel)(const Args&, int, int), std::shared_ptr<void> keep = nullptr) {
     p.push(
         [&p, final, count, rows, kernel, keep](int thread, int threads) {
             Args args = final;
             args.*count = p.inputs->count(rows);
             (p.table->*kernel)(args, thread, threads);
         },
-        rows, parts, name);
+        name);
 }
 
 // Adds one kernel that treats rows one by one.
@@ -105,12 +97,10 @@ void record_linear(Program& p, char kind, const std::vector<int64_t>& xs, const 
     const Rows rows = rows_of(kind);
     const int64_t most = p.inputs->capacity(rows);
     std::vector<LinearArgs> list;
-    int64_t bytes = 0;
     for (size_t i = 0; i < count; ++i) {
         check_weight(p, *weights[i]);
         const PackedWeight& w = weights[i]->packed;
         const std::byte* x = p.at<std::byte>(xs[i], most, p.table->act_bytes(p.table->act_of(w.format), w.k));
-        bytes += w.bytes;
         list.push_back({&w, x, 0, bias_of(w, biases[i]), floats(p, rows, outs[i], w.n), w.n, accumulate[i]});
     }
     // Every thread of a step writes the same row count: the list is refreshed by each into its own copy on the stack.
@@ -123,7 +113,7 @@ void record_linear(Program& p, char kind, const std::vector<int64_t>& xs, const 
             }
             p.table->linear(args, static_cast<int>(list.size()), thread, threads);
         },
-        rows, parts_of(p, bytes), "linear");
+        "linear");
 }
 
 void record_attention(Program& p, int group, std::shared_ptr<KVCache> cache, int layer, int64_t q, int64_t k, int64_t v, int heads,
@@ -227,8 +217,7 @@ void record_gated_linear(Program& p, char kind, int activation, const std::vecto
                 form,
                 p.at<std::byte>(out, capacity, p.table->act_bytes(form, weights[0]->packed.n))};
     record(p, "gated_linear", a, &GatedArgs::rows, rows, &KernelTable::gated_linear,
-           std::make_shared<std::pair<std::vector<std::shared_ptr<PackedWeightOwner>>, std::vector<Bias>>>(weights, biases),
-           parts_of(p, weights[0]->packed.bytes + weights[1]->packed.bytes));
+           std::make_shared<std::pair<std::vector<std::shared_ptr<PackedWeightOwner>>, std::vector<Bias>>>(weights, biases));
 }
 
 }  // namespace

@@ -193,12 +193,6 @@ void Program::run(int first, int last) {
     }
 }
 
-int Program::shares_of(const Entry& op) const {
-    constexpr int kMany = 64;
-    if (op.row_op) return std::clamp(inputs->count(op.rows), 1, pool->threads());
-    return pool->threads() * (op.parts > 1 && inputs->count(op.rows) >= kMany ? op.parts : 1);
-}
-
 void Program::run_ops(size_t begin, size_t end) {
     if (profile) seconds.resize(ops_.size(), 0.0);
     std::vector<Group> groups;  // what is computed together
@@ -207,24 +201,25 @@ void Program::run_ops(size_t begin, size_t end) {
         while (ops_[first].row_op && i < end && ops_[i].row_op && ops_[i].rows == ops_[first].rows) ++i;
         groups.push_back({first, i});
     }
-    const auto shares = [&](int group) { return shares_of(ops_[groups[static_cast<size_t>(group)].begin]); };
-    const auto caller = std::this_thread::get_id();
-    pool->run(static_cast<int>(groups.size()), shares, [&](int group, int number, int shares) {
+    const auto shares_of = [&](int group) {
+        const Entry& first = ops_[groups[static_cast<size_t>(group)].begin];
+        return first.row_op ? std::clamp(inputs->count(first.rows), 1, pool->threads()) : pool->threads();
+    };
+    pool->run(static_cast<int>(groups.size()), shares_of, [&](int group, int number, int shares) {
         const auto [first, last] = groups[static_cast<size_t>(group)];
-        const bool timed = profile && (shares == 1 || std::this_thread::get_id() == caller);
-        if (ops_[first].row_op) return run_rows(first, last, number, shares, timed);
-        const Timer timer(timed ? &seconds[first] : nullptr);
+        if (ops_[first].row_op) return run_rows(first, last, number, shares);
+        const Timer timer(profile && number == 0 ? &seconds[first] : nullptr);
         ops_[first].op(number, shares);
     });
 }
 
 // Ops [begin, end) of equal rows.
-void Program::run_rows(size_t begin, size_t end, int number, int shares, bool timed) {
+void Program::run_rows(size_t begin, size_t end, int number, int shares) {
     constexpr int64_t kRows = 16;  // of SmolLM2's 1,536 floats: 96 KiB
     const Range all = share(inputs->count(ops_[begin].rows), number, shares);
     for (int64_t row = all.begin; row < all.end; row += kRows)
         for (size_t i = begin; i < end; ++i) {
-            const Timer timer(timed ? &seconds[i] : nullptr);
+            const Timer timer(profile && number == 0 ? &seconds[i] : nullptr);
             ops_[i].row_op({row, std::min(row + kRows, all.end)});
         }
 }

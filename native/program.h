@@ -88,9 +88,6 @@ class Program {
     Program(const Program&) = delete;
 
     void push(Op op, const char* name) { ops_.push_back({std::move(op), nullptr, nullptr, {}, name}); }
-    // Where there are many `rows`: of `parts` shares for each thread, 1 to ThreadPool::kMostParts. While cores compute at different speeds,
-    // the faster ones can then take from the others. A few rows wait for memory, which has one speed for all: they keep one share.
-    void push(Op op, Rows rows, int parts, const char* name) { ops_.push_back({std::move(op), nullptr, nullptr, rows, name, parts}); }
     // An op whose every row reads and writes the same row of what ops of equal `rows` before it have written. Such ops that follow one
     // another are run together, a few rows at a time: nobody waits between them, and a row is still in the nearest cache.
     void push_rows(RowOp op, Rows rows, const char* name) { ops_.push_back({nullptr, std::move(op), nullptr, rows, name}); }
@@ -117,8 +114,7 @@ class Program {
     int64_t runs = 0;                                // native calls made, for those who count
     std::vector<std::optional<GroupLimits>> limits;  // of each cache group that attention reads
 
-    // Time that the caller of run() has spent in each op, and others in what is one thread's, summed over runs while `profile` is set;
-    // seconds.
+    // Time spent in each op, summed over runs while `profile` is set; seconds, of share 0.
     bool profile = false;
     std::vector<double> seconds;
 
@@ -129,11 +125,9 @@ class Program {
         HostOp host;
         Rows rows;
         const char* name;
-        int parts = 1;
     };
-    int shares_of(const Entry& op) const;
     void run_ops(size_t begin, size_t end);
-    void run_rows(size_t begin, size_t end, int number, int shares, bool timed);
+    void run_rows(size_t begin, size_t end, int number, int shares);
     void check_place(int64_t offset, int64_t rows, int64_t row_bytes) const;
 
     std::shared_ptr<Memory> workspace_;

@@ -30,9 +30,6 @@ constexpr uint64_t kAwaited = 1 << kShareBits;
 constexpr uint64_t number_of(uint64_t current) { return current >> (kShareBits + 1); }
 constexpr int shares_of(uint64_t current) { return static_cast<int>(current & (kAwaited - 1)); }
 
-// The shares of a thread.
-constexpr int parts_of(int shares, int threads) { return shares > threads ? shares / threads : 1; }
-
 inline void pause_cpu() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -79,7 +76,7 @@ class BoundTo {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, std::vector<std::vector<int>> cpus)
-    : threads_(threads < 1 ? 1 : threads), cpus_(std::move(cpus)), shares_(new Share[static_cast<size_t>(threads_ * kMostParts)]) {
+    : threads_(threads < 1 ? 1 : threads), cpus_(std::move(cpus)), shares_(new Share[static_cast<size_t>(threads_)]) {
     if (!cpus_.empty() && cpus_.size() != static_cast<size_t>(threads_))
         throw std::invalid_argument("A thread pool needs the processors of each thread, or none.");
     // Signals are the business of the interpreter's main thread: helpers inherit a full mask.
@@ -112,7 +109,7 @@ void ThreadPool::run_step(const Step& step) {
     step_ = step;
     first_ = number_of(current_.load(std::memory_order_relaxed)) + 2;
     if (threads_ > 1) {
-        publish(-1, 1);  // an op of which no helper takes anything: those that wake before the first one stay
+        publish(-1, 1);  // an op of which there is nothing to take: helpers that wake before the first one stay
         steps_.fetch_add(1, std::memory_order_release);
         steps_.notify_all();
     }
@@ -141,9 +138,7 @@ void ThreadPool::take_part(int thread) {
         const int shares = shares_of(current);
         if (shares == 0) return;
         const uint64_t began = ticks();
-        const int parts = parts_of(shares, threads_);
-        if (thread < shares) take(current, thread * parts, (thread + 1) * parts);
-        if (parts > 1) take_from_others(current, thread);  // they are at work, and each has some left for whoever is faster
+        if (thread < shares) take(current, thread);
         if (wait(current, thread, began)) continue;
         if (thread > 0)
             std::this_thread::sleep_for(kNap);
@@ -160,39 +155,27 @@ bool ThreadPool::wait(uint64_t current, int thread, uint64_t began) {
         return false;
     };
     if (spin()) return true;
+    const int shares = shares_of(current);
     const uint64_t now = ticks(), quarter = (now - began) / 4;
     const auto end = Clock::now() + kPatience;
     do {  // once at least: a thread that was kept from running has no time left, and shares may still be there
-        take_from_others(current, thread);
+        for (int i = 1; i < shares; ++i) take(current, (thread + i) % shares);
         if (spin()) return true;
     } while (Clock::now() < end || ticks() - now < quarter);
     return false;
 }
 
-// Computes the shares [first, end) of an op that nobody has begun, and counts them as finished together. An op that is over has no such
-// share, and one that has stays the current one until the share is finished: only then is there a step to look at.
-void ThreadPool::take(uint64_t current, int first, int end) {
-    const int shares = shares_of(current);
-    int computed = 0;
-    for (int share = first; share < end; ++share) {
-        std::atomic<uint64_t>& taken = shares_[static_cast<size_t>(share)].taken;
-        uint64_t last = taken.load(std::memory_order_relaxed);
-        if (last >= number_of(current) || !taken.compare_exchange_strong(last, number_of(current), std::memory_order_acquire)) continue;
-        compute(static_cast<int>(number_of(current) - first_), share, shares);
-        ++computed;
-    }
-    if (computed == 0 || finished_.fetch_add(computed, std::memory_order_acq_rel) + computed < shares) return;
+// Computes a share of an op, if nobody has begun it. An op that is over has no such share, and one that has stays the current one until the
+// share is finished: only then is there a step to look at.
+void ThreadPool::take(uint64_t current, int share) {
+    std::atomic<uint64_t>& taken = shares_[static_cast<size_t>(share)].taken;
+    uint64_t last = taken.load(std::memory_order_relaxed);
+    if (last >= number_of(current) || !taken.compare_exchange_strong(last, number_of(current), std::memory_order_acquire)) return;
+    const int op = static_cast<int>(number_of(current) - first_), shares = shares_of(current);
+    compute(op, share, shares);
+    if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 < shares) return;
     finished_.store(0, std::memory_order_relaxed);
-    go_on(static_cast<int>(number_of(current) - first_) + 1);
-}
-
-// Takes what the others have not begun, from the end of what is theirs.
-void ThreadPool::take_from_others(uint64_t current, int thread) {
-    const int shares = shares_of(current), parts = parts_of(shares, threads_), owners = shares / parts;
-    for (int i = 1; i < owners; ++i) {
-        const int owner = (thread + i) % owners;
-        for (int share = (owner + 1) * parts - 1; share >= owner * parts; --share) take(current, share, share + 1);
-    }
+    go_on(op + 1);
 }
 
 void ThreadPool::compute(int op, int share, int shares) {

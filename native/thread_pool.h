@@ -1,9 +1,9 @@
 // One pool per process: threads enter once per step, go from op to op together, and sleep between steps.
 //
 // An op is a number of shares, fixed by the op and the size of the pool; who computes a share never shows in what is computed. A thread
-// takes the share of its own number, or its own few in a row, and where it then waits for others, also what they have not begun. So a
-// thread that the system lets wait holds nothing up but a share that it has begun, and it comes back to whichever op is the current one
-// then: the caller alone can finish a step.
+// takes the share of its own number, and where it then waits for others, also what they have not begun. So a thread that the system lets
+// wait holds nothing up but a share that it has begun, and it comes back to whichever op is the current one then: the caller alone can
+// finish a step.
 #pragma once
 
 #include <atomic>
@@ -27,12 +27,9 @@ class ThreadPool {
 
     int threads() const { return threads_; }
 
-    // The shares of a thread where an op has more shares than threads: as many of each, up to this.
-    static constexpr int kMostParts = 4;
-
-    // A step: body(op, share, shares) for each of the shares_of(op) shares, 1 to threads() or a multiple of it, of each of `ops` ops. Those
-    // of an op run in any order on any threads, those of the next one after all of them. Callers queue for the pool. Where a body throws,
-    // no further op is begun, and the first exception is thrown again here; the pool goes on.
+    // A step: body(op, share, shares) for each of the shares_of(op) shares, 1 to threads(), of each of `ops` ops. Those of an op run in any
+    // order on any threads, those of the next one after all of them. Callers queue for the pool. Where a body throws, no further op is
+    // begun, and the first exception is thrown again here; the pool goes on.
     template <class SharesOf, class Body>
     void run(int ops, SharesOf&& shares_of, Body&& body) {
         struct Both {
@@ -66,8 +63,7 @@ class ThreadPool {
     void run_step(const Step& step);
     void take_part(int thread);
     bool wait(uint64_t current, int thread, uint64_t began);
-    void take(uint64_t current, int first, int end);
-    void take_from_others(uint64_t current, int thread);
+    void take(uint64_t current, int share);
     void compute(int op, int share, int shares);
     void go_on(int op);
     void publish(int op, int shares);

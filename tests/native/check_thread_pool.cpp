@@ -28,27 +28,24 @@ static void require(bool holds, const std::string& what) {
     std::exit(1);
 }
 
-// Ops of one share and of several, up to some for each thread, in turn: each share is computed once, when all of the ops before are whole.
+// Ops of one share and of several, in turn: each share is computed once, when all of the ops before are whole.
 static bool works(ThreadPool& pool) {
     constexpr int kOps = 40;
-    const int threads = pool.threads(), most = threads * ThreadPool::kMostParts;
-    const auto shares_of = [=](int op) {
-        const int numbers[] = {threads, 1, (threads + 1) / 2, most, 2 * threads};
-        return numbers[op % 5];
-    };
-    std::vector<std::atomic<int>> times(static_cast<size_t>(kOps * most));
+    const int threads = pool.threads();
+    const auto shares_of = [threads](int op) { return op % 4 == 1 ? 1 : op % 4 == 2 ? (threads + 1) / 2 : threads; };
+    std::vector<std::atomic<int>> times(static_cast<size_t>(kOps * threads));
     std::atomic<int> sum{0};
     std::atomic<bool> whole{true};
     int before[kOps + 1] = {};
     for (int op = 0; op < kOps; ++op) before[op + 1] = before[op] + shares_of(op);
     pool.run(kOps, shares_of, [&](int op, int share, int shares) {
         if (shares != shares_of(op) || sum < before[op]) whole = false;
-        ++times[static_cast<size_t>(op * most + share)];
+        ++times[static_cast<size_t>(op * threads + share)];
         ++sum;
     });
     for (int op = 0; op < kOps; ++op)
-        for (int share = 0; share < most; ++share)
-            if (times[static_cast<size_t>(op * most + share)] != (share < shares_of(op) ? 1 : 0)) return false;
+        for (int share = 0; share < threads; ++share)
+            if (times[static_cast<size_t>(op * threads + share)] != (share < shares_of(op) ? 1 : 0)) return false;
     return whole && sum == before[kOps];
 }
 
@@ -195,40 +192,35 @@ static std::vector<pid_t> threads_of(ThreadPool& pool) {
 // A thread that waits within a share: all others are computed, and none of the next op; a thread that has begun none is not missed.
 static void check_held() {
     constexpr int kThreads = 3, kOps = 4;
-    for (int parts : {1, ThreadPool::kMostParts}) {
-        ThreadPool pool(kThreads);
-        const auto threads = threads_of(pool);
-        const int shares = kThreads * parts;
-        for (int share : {0, 1, shares - 1}) {
-            std::atomic<pid_t> inside{0};
-            std::atomic<bool> open{false};
-            std::atomic<int> computed{0}, later{0};
-            std::thread step([&] {
-                pool.run(
-                    kOps, [=](int) { return shares; },
-                    [&](int op, int number, int) {
-                        if (op == 1 && number == share)
-                            for (inside = gettid(); !open;) std::this_thread::yield();
-                        (op > 1 ? later : computed) += 1;
-                    });
+    ThreadPool pool(kThreads);
+    const auto threads = threads_of(pool);
+    for (int share = 0; share < kThreads; ++share) {
+        std::atomic<pid_t> inside{0};
+        std::atomic<bool> open{false};
+        std::atomic<int> computed{0}, later{0};
+        std::thread step([&] {
+            pool.run(kOps, [&](int op, int number, int) {
+                if (op == 1 && number == share)
+                    for (inside = gettid(); !open;) std::this_thread::yield();
+                (op > 1 ? later : computed) += 1;
             });
-            while (inside == 0) std::this_thread::yield();
-            {
-                const Held held(inside);
-                if (!held.holds()) std::printf("the system lets no thread be traced\n");
-                open = true;
-                while (held.holds() && computed < 2 * shares - 1) std::this_thread::yield();
-                std::this_thread::sleep_for(std::chrono::milliseconds(5));
-                if (held.holds())
-                    require(computed == 2 * shares - 1 && later == 0, "others compute what a thread that waits has not begun, and no more");
-            }
-            step.join();
-            require(computed == 2 * shares && later == 2 * shares, "a step ends once the thread runs again");
+        });
+        while (inside == 0) std::this_thread::yield();
+        {
+            const Held held(inside);
+            if (!held.holds()) std::printf("the system lets no thread be traced\n");
+            open = true;
+            while (held.holds() && computed < 2 * kThreads - 1) std::this_thread::yield();
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            if (held.holds())
+                require(computed == 2 * kThreads - 1 && later == 0, "others compute what a thread that waits has not begun, and no more");
         }
-        for (size_t thread = 1; thread < threads.size(); ++thread) {
-            const Held held(threads[thread]);
-            for (int repeat = 0; repeat < 20; ++repeat) require(works(pool), "steps do not need a thread that waits between them");
-        }
+        step.join();
+        require(computed == 2 * kThreads && later == 2 * kThreads, "a step ends once the thread runs again");
+    }
+    for (size_t thread = 1; thread < threads.size(); ++thread) {
+        const Held held(threads[thread]);
+        for (int repeat = 0; repeat < 20; ++repeat) require(works(pool), "steps do not need a thread that waits between them");
     }
 }
 
