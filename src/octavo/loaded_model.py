@@ -92,7 +92,8 @@ class LoadedModel:
         self.engine.scheduler.check_fits(request)
         if params.structured_outputs is None:
             return request
-        return replace(request, grammar=self.grammars.compile(params.structured_outputs, reasoning, given_up))
+        compiler = self.grammars.compiler()
+        return replace(request, grammar=compiler.compile(params.structured_outputs, reasoning, given_up))
 
     def close(self) -> None:
         """Frees weights, cache and workspace."""

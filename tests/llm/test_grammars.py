@@ -174,7 +174,7 @@ def test_what_may_begin_with_white_space_is_what_its_first_tokens_say(
 ) -> None:
     llm = make()
     tokenizer = llm.get_tokenizer()
-    compiled = llm._loaded().grammars.compile(StructuredOutputsParams(**asked))
+    compiled = llm._loaded().grammars.compiler().compile(StructuredOutputsParams(**asked))
     mask = np.zeros((1, compiler_words(llm)), np.uint32)
     compiled.write_masks([(compiled.matcher(), 0, ())], mask)
     allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))

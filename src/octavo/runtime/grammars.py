@@ -6,18 +6,15 @@ import logging
 import re
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from octavo import _native
 from octavo.errors import ConfigError, RequestError
-from octavo.structured_outputs import StructuredOutputsParams
-from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from octavo.runtime.grammar import CompiledGrammar, GrammarCompiler
+    from octavo.runtime.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +50,6 @@ class Grammars:
         self._fault = version_fault()
         if self._fault:
             logger.warning("Structured output is not possible: %s", self._fault)
-
-    def compile(
-        self,
-        params: StructuredOutputsParams,
-        reasoning: Preamble | None = None,
-        given_up: Future[None] | None = None,
-    ) -> CompiledGrammar:
-        return self.compiler().compile(params, reasoning, given_up)
 
     def compiler(self) -> GrammarCompiler:
         """Made once, while all else goes on. RequestError where structured output is not possible."""
