@@ -65,7 +65,7 @@ nb::object linear(const KernelTable* isa, ThreadPool& pool, const std::vector<We
         result = new_array(out, static_cast<size_t>(rows), static_cast<size_t>(n));
         std::memset(out, 0xff, static_cast<size_t>(rows * n) * sizeof(float));  // NaN: what a kernel forgets shows
     }
-    std::vector<Memory> forms(6);
+    std::vector<Memory> forms(kActs);
     std::vector<LinearArgs> list;
     std::vector<QuantizeArgs> acts;
     int64_t column = 0;

@@ -21,6 +21,7 @@ enum class Format : uint8_t { f32, f16, bf16, i2, i3, i4, i5, i6, i8, i8s };
 // How an activation row is prepared for a weight format; the layout is the ISA's own. q8, q8h, q8w: 8-bit integers with a scale per 16,
 // of which a level may want other orders for groups of 16 (q8h) and for weights of 8 bits (q8w); s8: with a scale per span of 64.
 enum class Act : uint8_t { f32, bf16, q8, q8h, q8w, s8 };
+constexpr size_t kActs = static_cast<size_t>(Act::s8) + 1;
 
 // A weight [n, k] after pack(): column panels, K grouped by the dot width. Only pack() and the linear kernels know the layout of `data`.
 struct PackedWeight {

@@ -456,16 +456,21 @@ bool pack_panel(const PackedWeight& w, bool paired_halves, const PackJob& job, i
 }  // namespace
 
 Source source_of(const std::string& name) {
-    for (int i = 0; i < static_cast<int>(std::size(kSources)); ++i)
+    std::string known;
+    for (int i = 0; i < static_cast<int>(std::size(kSources)); ++i) {
         if (name == kSources[i].name) return static_cast<Source>(i);
-    throw std::invalid_argument("Unknown tensor type '" + name +
-                                "'; pack() reads f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k and q6_k.");
+        known += (i ? ", " : "") + std::string(kSources[i].name);
+    }
+    throw std::invalid_argument("Unknown tensor type '" + name + "'; pack() reads " + known + ".");
 }
 
 Format format_of(const std::string& name) {
-    for (int i = 0; i < static_cast<int>(std::size(kFormats)); ++i)
+    std::string known;
+    for (int i = 0; i < static_cast<int>(std::size(kFormats)); ++i) {
         if (name == kFormats[i]) return static_cast<Format>(i);
-    throw std::invalid_argument("Unknown packed format '" + name + "'; there are f32, f16, bf16, i2, i3, i4, i5, i6, i8 and i8s.");
+        known += (i ? ", " : "") + std::string(kFormats[i]);
+    }
+    throw std::invalid_argument("Unknown packed format '" + name + "'; there are " + known + ".");
 }
 
 const char* name_of(Format format) { return kFormats[static_cast<int>(format)]; }
