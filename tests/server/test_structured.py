@@ -21,7 +21,7 @@ from real_server import RealServer
 from server_world import World, chunks, joined, strict, wait_until
 
 from octavo import AsyncLLM
-from octavo.runtime.grammars import Grammars
+from octavo.runtime.grammar import GrammarCompiler
 from octavo.server.context import TEXT_THREADS
 
 sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("model", "judges"))
@@ -250,14 +250,14 @@ HUGE: dict[str, dict[str, Any]] = {
 
 def test_what_is_free_does_not_wait_for_what_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, opened = [], threading.Event()
-    compile = Grammars.compile
+    compile = GrammarCompiler.compile
 
-    def gated(self: Grammars, *asked: Any) -> Any:
+    def gated(self: GrammarCompiler, *asked: Any) -> Any:
         begun.append(asked)
         assert opened.wait(60)
         return compile(self, *asked)
 
-    monkeypatch.setattr(Grammars, "compile", gated)
+    monkeypatch.setattr(GrammarCompiler, "compile", gated)
     service = AsyncLLM(tiny.write_checkpoint("llama", tmp_path), threads=1, kv_cache_memory="4MiB")
     world = World(tmp_path, service=service)
     bodies: list[dict[str, Any]] = [{"structured_outputs": {"choice": [f"c{i}"]}} for i in range(TEXT_THREADS)]
