@@ -72,13 +72,17 @@ static inline int64_t steps_of(const PackedWeight& w) {
 static constexpr int place_of(int i, bool paired) { return paired ? i % 16 / 2 * 4 + i / 16 * 2 + i % 2 : i; }
 
 // What a row of int8 activations holds for every 32 values of K, behind the values. Either half has a scale of its own, an integer times
-// that of the group: halves then add up as integers where that is cheaper.
+// that of the group: halves then add up as integers where that is cheaper. That of the group is a power of two, so that an integer below
+// 2^22 times it is the difference of two floats: add the integer to the bits of `magic`, and subtract `magic`.
 struct ActGroup {
     float scale;
-    int16_t factor[2];  // 1 to 256
+    int16_t factor[2];  // 1 to kMostFactor
     float half_scale[2];
-    float sum, half_sum[2];  // of the values that stand in the group, in either half
+    float sum, half_sum[2];  // of the values that stand in the group, in either half; exact
+    float magic;             // 1.5 * 2^23 * scale
 };
+static constexpr int kMostFactor = 64;  // with which 32 products with weights of 4 bits stay below 2^22
+static_assert(2 * 16 * 127 * 15 * kMostFactor < 1 << 22);
 
 // What a row of int8 activations holds behind every span of values, zeros where k ends.
 struct ActSpan {

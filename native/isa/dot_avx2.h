@@ -24,6 +24,7 @@ constexpr bool kPairedHalves = true;
 template <int kBits>
 struct Dot {
     static constexpr bool kSixteens = has_sixteens(kBits);
+    static constexpr bool kFactored = kBits == 4, kTurns = false;
     static constexpr int kUnits = 1;                   // per quad
     static constexpr int kSpan = kSixteens ? 16 : 32;  // values of K between two visits to the float32 sums
     static constexpr int kFit = 32767 / (2 * 127 * ((1 << kBits) - 1));
@@ -45,6 +46,7 @@ struct Dot {
 // have the factors of their halves in them. A sum of 32 stays below 2^28.
 template <>
 struct Dot<8> {
+    static constexpr bool kFactored = false, kTurns = false;
     static constexpr int kUnits = 2, kSpan = 32, kRun = 8, kOffset = 0;
     static inline float scale(const ActGroup& act, int) { return act.scale; }
     static inline vi weight(vi quad, int unit) {

@@ -30,6 +30,7 @@ static inline int8x8_t first_lane(int32_t a) { return vcreate_s8(static_cast<uin
 // Bytes of up to 6 bits are the same signed and unsigned.
 template <int kBits>
 struct Dot {
+    static constexpr bool kFactored = false, kTurns = false;
     static constexpr int kUnits = 1;   // per quad
     static constexpr int kSpan = 16;   // values of K between two visits to the float32 sums
     static constexpr int kRun = 4;     // quads between two calls of finish()

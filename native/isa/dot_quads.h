@@ -15,6 +15,8 @@ using Quad = decltype(spread(0));
 // A unit is what one operand of the activations, 32 bits, multiplies: here a quad of K.
 template <int kBits>
 struct Dot {
+    static constexpr bool kFactored = false;  // finish() applies the factors of the halves
+    static constexpr bool kTurns = false;     // the upper half comes first, and then turn()
     static constexpr int kUnits = 1;   // per quad
     static constexpr int kSpan = 16;   // values of K between two visits to the float32 sums
     static constexpr int kRun = 4;     // quads between two calls of finish()
@@ -25,6 +27,20 @@ struct Dot {
     static inline vi product(vi w, Quad a) { return dot_u8s8(zero_i(), w, a); }
     static inline void mac(vi& acc, vi w, Quad a) { acc = dot_u8s8(acc, w, a); }
     static inline vi finish(vi acc, const ActGroup&) { return acc; }
+};
+
+// A half of 4-bit weights adds up to 16 bits and a sign bit's worth less: the upper one moves to the upper 16 bits of its lane, the lower one
+// to those below, 2^15 more so that it borrows nothing, and one dot product of pairs multiplies both by their factors.
+template <>
+struct Dot<4> : Dot<8> {
+    static constexpr bool kFactored = true, kTurns = true;
+    static constexpr int kSpan = 32, kRun = 8;
+    static inline vi turn(vi acc) { return add_i(upper_half(acc), set1_i(0x8000)); }
+    static inline vi finish(vi acc, const ActGroup& act) {
+        int32_t factors;
+        std::memcpy(&factors, act.factor, 4);
+        return dot_s16(xor_i(acc, set1_i(0x8000)), set1_i(factors));
+    }
 };
 
 // 32 integers as an activation row of form `act` has them.

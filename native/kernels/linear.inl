@@ -61,15 +61,23 @@ static inline void round_to_bf16(const float* x, int n, float* out) {
     store(out, load_bf16(rounded));
 }
 
+// The smallest power of two that is not below x: at least 2^-126.
+static inline float power_above(float x) {
+    constexpr uint32_t kMantissa = (1u << 23) - 1;
+    const uint32_t power = (f32_to_bits(x) + kMantissa) & ~kMantissa;
+    return bits_to_f32(power ? power : kMantissa + 1);
+}
+
 // The smallest integer times which the scale of a group covers a half of it.
 static inline int32_t factor_of(float half, float reciprocal) {
-    const float exact = half * reciprocal < 256.0f ? half * reciprocal : 256.0f;
-    const auto factor = static_cast<int32_t>(exact) + (exact > static_cast<float>(static_cast<int32_t>(exact)));
+    const float exact = half * (1.0f / 127.0f) * reciprocal, most = static_cast<float>(kMostFactor);
+    const auto factor = exact < most ? static_cast<int32_t>(exact) + (exact > static_cast<float>(static_cast<int32_t>(exact))) : kMostFactor;
     return factor < 1 ? 1 : factor;
 }
 
-// Up to 32 values as int8, nearest even. The scale of the group is max|x| / (127 * 256), that of a half an integer times it, enough for its
-// own max|x| / 127. A value that is not finite makes the scale NaN, and so every output of the row.
+// Up to 32 values as int8, nearest even. The scale of the group is the least power of two of which kMostFactor cover max|x| / 127, that of
+// a half an integer times it, enough for its own max|x| / 127. A value that is not finite, or too large for `magic`, makes the scale NaN,
+// and so every output of the row.
 static inline void quantize_group(Act act, const float* x, int n, std::byte* out) {
     constexpr int kVectors = 32 / W;
     vf values[kVectors], largest[2] = {zero(), zero()}, not_finite = zero();
@@ -79,17 +87,18 @@ static inline void quantize_group(Act act, const float* x, int n, std::byte* out
         not_finite = add(not_finite, mul(values[i], zero()));
     }
     ActGroup group;
-    const float check = reduce_add(not_finite), halves[2] = {reduce_max(largest[0]), reduce_max(largest[1])};
-    const float whole = halves[0] > halves[1] ? halves[0] : halves[1];
-    group.scale = check != 0.0f ? check : whole / (127.0f * 256.0f);
+    const float halves[2] = {reduce_max(largest[0]), reduce_max(largest[1])}, whole = halves[0] > halves[1] ? halves[0] : halves[1];
+    const float power = power_above(whole * (1.0f / (127.0f * kMostFactor)));
+    const float check = power > 0x1p104f ? bits_to_f32(0x7fc00000u) : reduce_add(not_finite);
+    group.scale = check != 0.0f ? check : power;
+    group.magic = 12582912.0f * group.scale;
     vi q[kVectors];
     int32_t sums[2];
     for (int half = 0; half < 2; ++half) {
-        const int32_t factor = check != 0.0f ? 1 : factor_of(halves[half], 256.0f / whole);
+        const int32_t factor = check != 0.0f ? 1 : factor_of(halves[half], 1.0f / group.scale);
         group.factor[half] = static_cast<int16_t>(factor);
         group.half_scale[half] = group.scale * static_cast<float>(factor);
-        float inverse = 1.0f / group.half_scale[half];
-        if (check != 0.0f || inverse > 3.402823466e38f) inverse = 0.0f;
+        const float inverse = check != 0.0f ? 0.0f : 1.0f / group.half_scale[half];
         vf sum = zero();
         for (int i = half * 16 / W; i < (half + 1) * 16 / W; ++i) {
             q[i] = check != 0.0f ? zero_i() : to_i32(mul(values[i], set1(inverse)));

@@ -154,10 +154,10 @@ static inline vi load_quad(const std::byte* p, int quad) {
     return or_i(q, bits_at(upper, high.bit - kLow, ((1 << kHigh) - 1) << kLow));
 }
 
-// Integer weights: sum += scale * (act_scale * dot - zero * act_sum), or sum += scale * (act_scale * dot) and, once a group, sum += minimum
-// * act_sum, where dot is the exact product of a span, act_sum the sum of the activations. A span is 32 values or, where the group is
-// smaller or the level's sums have no room for the factors of two halves, 16. Where the level multiplies q - kOffset, dot lacks kOffset *
-// act_sum.
+// Integer weights, group by group: part = the sum over its spans of act_scale * dot, less zero * act_sum; sum += scale * part, and sum +=
+// minimum * act_sum, where dot is the exact product of a span, act_sum the sum of the activations. A span is 32 values or, where the group
+// is smaller or the level's sums have no room for the factors of two halves, 16. Where the level multiplies q - kOffset, dot lacks kOffset
+// * act_sum.
 template <Format F, int kGroup, bool kMinimum, bool kTwoLevels, bool kAsBytes = false>
 struct IntTile {
     using Dot = ISA::Dot<bits_of(F)>;
@@ -171,8 +171,6 @@ struct IntTile {
     static constexpr int kActGroups = kTwoLevels ? kSuper / 32 : kGroup / 32;  // a step
     static constexpr int64_t kActStep = kActGroups * kActGroup;
     static constexpr int kFactors = factor_bytes(F, kPanel, kMinimum);
-    // Values of which act_sum is the sum.
-    static constexpr int kSummed = !kMinimum ? kSpan : kGroup < 32 ? kGroup : 32;
     static_assert(kSpan <= kGroup && (!kMinimum || Dot::kOffset == 0));
 
     // A block whose quads are bytes, for all tiles of many rows. Quads from a single place are put together in less time than their bytes
@@ -198,6 +196,59 @@ struct IntTile {
         }
     }
 
+    // dot = the exact products of a span, of `half` of the 32 values or both: [R][V].
+    template <int R, int V>
+    static inline void multiply(const std::byte* quads, const std::byte* a, int64_t a_stride, int half, vi (&dot)[R][V]) {
+        OCTAVO_UNROLL
+        for (int quad = 0; quad < kSpan / 4; quad += kRun) {
+            vi acc[R][V];
+            OCTAVO_UNROLL
+            for (int unit = 0; unit < kRun * kUnits; ++unit) {
+                if constexpr (Dot::kTurns)
+                    for (int i = 0; i < R * V && unit == kRun / 2; ++i) acc[i / V][i % V] = Dot::turn(acc[i / V][i % V]);
+                const int at = half * (kSpan / 4) + quad + (Dot::kTurns ? unit ^ kRun / 2 : unit / kUnits);
+                decltype(Dot::weight(dot[0][0], 0)) weight[V];
+                OCTAVO_UNROLL
+                for (int v = 0; v < V; ++v) weight[v] = Dot::weight(load_quad<kQuads>(quads + v * W * 4, at), unit % kUnits);
+                OCTAVO_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    auto operand = Dot::operand(load_32(a + r * a_stride + (at * kUnits + unit % kUnits) * 4));
+                    OCTAVO_UNROLL
+                    for (int v = 0; v < V; ++v) {
+                        if (unit == 0)
+                            acc[r][v] = Dot::product(weight[v], operand);
+                        else
+                            Dot::mac(acc[r][v], weight[v], operand);
+                    }
+                }
+            }
+            OCTAVO_UNROLL
+            for (int r = 0; r < R; ++r) OCTAVO_UNROLL
+            for (int v = 0; v < V; ++v) {
+                const vi finished = Dot::finish(acc[r][v], act_group(a + r * a_stride));
+                dot[r][v] = quad ? add_i(dot[r][v], finished) : finished;
+            }
+        }
+    }
+
+    // part + the products of a span, times the scale of its activations, less what the zero point takes.
+    template <int V>
+    static inline void add_products(bool begins, const ActGroup& act, int half, vf zero_point, const vi (&dot)[V], vf (&part)[V]) {
+        const vf act_scale = set1(Dot::kFactored ? act.magic : Dot::scale(act, half));
+        const vf act_sum = set1(kGroup < 32 ? act.half_sum[half] : act.sum);
+        OCTAVO_UNROLL
+        for (int v = 0; v < V; ++v) {
+            if constexpr (Dot::kFactored) {
+                const vf product = sub(add_bits(act_scale, dot[v]), kMinimum ? act_scale : fma(zero_point, act_sum, act_scale));
+                part[v] = begins ? product : add(part[v], product);
+            } else if (begins && kMinimum) {
+                part[v] = mul(act_scale, to_f32(dot[v]));
+            } else {
+                part[v] = fma(act_scale, to_f32(dot[v]), begins ? mul(zero_point, act_sum) : part[v]);
+            }
+        }
+    }
+
     template <int R, int V>
     static inline void run(const Tile& t, int vector) {
         vf sum[R][V];
@@ -206,11 +257,12 @@ struct IntTile {
         const std::byte* a = t.a;
         const int64_t steps = t.steps, a_stride = t.a_stride;
         const int column = vector * W;
-        const vf minus_zero = set1(static_cast<float>(Dot::kOffset - t.zero));
+        const vf zero_point = set1(static_cast<float>(Dot::kFactored ? t.zero : Dot::kOffset - t.zero));
         const std::byte* ahead = t.ahead;
         const int64_t ahead_step = t.ahead_bytes / (steps * kActGroups * (32 / kSpan));
         for (int64_t step = 0; step < steps; ++step) {
-            vf super_scale[V], super_minimum[V], scale[V], minimum[V];
+            vf super_scale[V], super_minimum[V], scale[V], minimum[V], part[R][V] = {};
+            float act_sum[R] = {};
             load_f16s<V>(w, column, super_scale, super_minimum);
             w += kPanel * (kMinimum ? 4 : 2);
             for (int group = 0; group < kActGroups; ++group, a += kActGroup) {
@@ -219,56 +271,25 @@ struct IntTile {
                 OCTAVO_UNROLL
                 for (int half = 0; half < 32 / kSpan; ++half, ahead += ahead_step) {
                     if constexpr (R > 1) __builtin_prefetch(ahead, 0, 2);
-                    if (kTwoLevels && half * kSpan % kGroup == 0)
+                    const int at = 32 * group + half * kSpan;
+                    const bool begins = at % kGroup == 0, ends = (at + kSpan) % kGroup == 0;
+                    if (kTwoLevels && begins)
                         load_factors<V>(factors + half * kSpan / kGroup * kFactors, super_scale, super_minimum, scale, minimum);
-
                     vi dot[R][V];
-                    OCTAVO_UNROLL
-                    for (int quad = 0; quad < kSpan / 4; quad += kRun) {
-                        vi acc[R][V];
-                        OCTAVO_UNROLL
-                        for (int unit = 0; unit < kRun * kUnits; ++unit) {
-                            const int first = half * (kSpan / 4) + quad;
-                            decltype(Dot::weight(dot[0][0], 0)) weight[V];
-                            OCTAVO_UNROLL
-                            for (int v = 0; v < V; ++v)
-                                weight[v] = Dot::weight(load_quad<kQuads>(w + (column + v * W) * 4, first + unit / kUnits), unit % kUnits);
-                            OCTAVO_UNROLL
-                            for (int r = 0; r < R; ++r) {
-                                auto operand = Dot::operand(load_32(a + r * a_stride + (first * kUnits + unit) * 4));
-                                OCTAVO_UNROLL
-                                for (int v = 0; v < V; ++v) {
-                                    if (unit == 0)
-                                        acc[r][v] = Dot::product(weight[v], operand);
-                                    else
-                                        Dot::mac(acc[r][v], weight[v], operand);
-                                }
-                            }
-                        }
-                        OCTAVO_UNROLL
-                        for (int r = 0; r < R; ++r) OCTAVO_UNROLL
-                        for (int v = 0; v < V; ++v) {
-                            const vi finished = Dot::finish(acc[r][v], act_group(a + r * a_stride));
-                            dot[r][v] = quad ? add_i(dot[r][v], finished) : finished;
-                        }
-                    }
-
+                    multiply<R, V>(w + column * 4, a, a_stride, half, dot);
                     OCTAVO_UNROLL
                     for (int r = 0; r < R; ++r) {
                         const ActGroup& act = act_group(a + r * a_stride);
-                        const vf act_scale = set1(Dot::scale(act, half));
-                        vf act_sum = set1(kSummed == 32 ? act.sum : act.half_sum[half]);
-                        if constexpr (!kMinimum) act_sum = mul(act_sum, minus_zero);
+                        add_products<V>(begins, act, half, zero_point, dot[r], part[r]);
+                        if (kGroup < 32)
+                            act_sum[r] = act.half_sum[half];
+                        else if (half == 0)
+                            act_sum[r] = begins ? act.sum : act_sum[r] + act.sum;
+                        if (!ends) continue;
                         OCTAVO_UNROLL
                         for (int v = 0; v < V; ++v) {
-                            const vf product = to_f32(dot[r][v]);
-                            if constexpr (kMinimum) {
-                                sum[r][v] = fma(kTwoLevels ? scale[v] : super_scale[v], mul(act_scale, product), sum[r][v]);
-                                if ((half + 1) * kSpan % kSummed == 0)
-                                    sum[r][v] = fma(kTwoLevels ? minimum[v] : super_minimum[v], act_sum, sum[r][v]);
-                            } else {
-                                sum[r][v] = fma(kTwoLevels ? scale[v] : super_scale[v], fma(act_scale, product, act_sum), sum[r][v]);
-                            }
+                            sum[r][v] = fma(kTwoLevels ? scale[v] : super_scale[v], part[r][v], sum[r][v]);
+                            if (kMinimum) sum[r][v] = fma(kTwoLevels ? minimum[v] : super_minimum[v], set1(act_sum[r]), sum[r][v]);
                         }
                     }
                 }

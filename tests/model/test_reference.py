@@ -47,8 +47,9 @@ def test_quantised_activations_are_within_half_a_step(rows: int, groups: int, se
     assert scale.shape == (rows, 2 * groups)
     step = np.repeat(scale.astype(np.float64), 16, axis=-1)
     assert (np.abs(q * step - x) <= step * (0.5 + 1e-5)).all()
+    # The larger half of a group takes a step at most 1/32 above what it needs.
     peaks = np.abs(q.reshape(rows, groups, 32)).max(axis=-1)
-    assert (peaks == 127).all()
+    assert (peaks >= 127 * 32 // 33).all()
 
 
 def test_an_outlier_costs_its_own_half_only() -> None:
@@ -56,19 +57,30 @@ def test_an_outlier_costs_its_own_half_only() -> None:
     largest = np.abs(x[0, 16:]).max()
     x[0, 3] = 100 * largest
     q, scale = quantize_activations(x)
-    assert q[0, 3] == 127
-    assert scale[0, 0] == pytest.approx(100 * largest / 127, rel=1e-6)
-    # The scale of the other half is the next multiple of 1/256 of the first.
-    assert largest / 127 <= scale[0, 1] * (1 + 1e-6) <= largest / 127 + scale[0, 0] / 256
+    # Scales are the next multiples of a power of two, of which the larger half has more than 32, up to 64.
+    step = 2.0 ** math.ceil(math.log2(100 * largest / (127 * 64)))
+    for half, peak in enumerate((100 * largest, largest)):
+        assert scale[0, half] / step == math.ceil(peak / (127 * step))
+    assert 123 <= q[0, 3] <= 127
 
 
-def test_a_group_of_zeros_has_scale_zero() -> None:
+def test_a_group_of_zeros_is_zero() -> None:
     x = np.zeros((1, 64), np.float32)
     x[0, 40] = -3.0
     q, scale = quantize_activations(x)
-    assert scale[0, :2].tolist() == [0, 0]
+    assert scale[0, :2].tolist() == [2.0**-126, 2.0**-126]
     assert q[0].nonzero()[0].tolist() == [40]
-    assert q[0, 40] == -127
+    assert -127 <= q[0, 40] <= -123
+
+
+def test_scales_end_where_the_kernels_powers_of_two_do() -> None:
+    x = np.zeros((1, 96), np.float32)
+    x[0, [0, 32, 64]] = 127 * 64 * np.float32(2.0**104), np.float32(2e35), 1e-40
+    q, scale = quantize_activations(x)
+    assert scale[0, 0] == 64 * 2.0**104
+    assert np.isnan(scale[0, 2])
+    assert q[0].nonzero()[0].tolist() == [0]
+    assert q[0, 0] == 127
 
 
 def test_activation_scales_belong_to_a_token_and_a_group() -> None:

@@ -16,6 +16,7 @@ from octavo.ops.reference.numbers import Values, round_to
 
 ACTIVATION_GROUP = 32  # values along K whose activation scales are multiples of one
 ACTIVATION_HALF = 16  # values along K that share an activation scale
+MOST_FACTOR = 64  # the largest of these multiples
 ACTIVATION_SPAN = 64  # or so many, with weights that have a scale for as many
 
 
@@ -58,21 +59,21 @@ def dequantize(weight: Weights) -> Values:
 def quantize_activations(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """x [*, K] as int8 q [*, K] and float32 scale [*, K / 16], with x about q * scale.
 
-    Per token, in float32. A group of 32 has the step s = max|x| / (127 * 256); either half of it has the scale s * f,
-    f being the least integer from 1 to 256 with which it reaches the half's own max|x| / 127. So an outlier costs its
-    neighbours in one half their precision, not all 32, and kernels may still add up both halves as integers.
-    q = x * (1 / scale), rounded to the nearest, halves to even; a reciprocal that overflows counts as 0.
+    Per token, in float32. A group of 32 has the step s, the least power of two from 2^-126 on that reaches max|x| /
+    (127 * 64); either half of it has the scale s * f, f being the least integer from 1 to 64 with which it reaches the
+    half's own max|x| / 127. So an outlier costs its neighbours in one half their precision, not all 32, and kernels may
+    still add up both halves as integers, and multiply the sum by a power of two. q = x * (1 / scale), rounded to the
+    nearest, halves to even. A group whose s is above 2^104 has NaN for its scales.
     """
     halves = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, ACTIVATION_GROUP // ACTIVATION_HALF, ACTIVATION_HALF)
     largest = np.abs(halves).max(axis=-1)
     whole = largest.max(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        exact = largest * (np.float32(256) / whole)
-        factor = np.maximum(np.ceil(np.where(exact < 256, exact, np.float32(256))), 1)
-        scale = (whole / np.float32(127 * 256)) * factor
-        inverse = np.float32(1) / scale
-    inverse = np.where(np.isinf(inverse), np.float32(0), inverse)
-    q = np.rint(halves * inverse[..., None])
+    mantissa, exponent = np.frexp(whole * np.float32(1 / (127 * MOST_FACTOR)))
+    exponent = np.where(mantissa == 0, -126, exponent - (mantissa == 0.5))
+    step = np.ldexp(np.float32(1), np.maximum(exponent, -126))
+    exact = largest * np.float32(1 / 127) * (np.float32(1) / step)
+    scale = np.where(step > 2.0**104, np.float32(np.nan), step * np.clip(np.ceil(exact), 1, MOST_FACTOR))
+    q = np.rint(np.where(np.isnan(scale)[..., None], np.float32(0), halves * (np.float32(1) / scale)[..., None]))
     return q.astype(np.int8).reshape(x.shape), scale.reshape(*x.shape[:-1], -1)
 
 
