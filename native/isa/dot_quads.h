@@ -17,10 +17,10 @@ template <int kBits>
 struct Dot {
     static constexpr bool kFactored = false;  // finish() applies the factors of the halves
     static constexpr bool kTurns = false;     // the upper half comes first, and then turn()
-    static constexpr int kUnits = 1;   // per quad
-    static constexpr int kSpan = 16;   // values of K between two visits to the float32 sums
-    static constexpr int kRun = 4;     // quads between two calls of finish()
-    static constexpr int kOffset = 0;  // weight() gives q - kOffset
+    static constexpr int kUnits = 1;          // per quad
+    static constexpr int kSpan = 16;          // values of K between two visits to the float32 sums
+    static constexpr int kRun = 4;            // quads between two calls of finish()
+    static constexpr int kOffset = 0;         // weight() gives q - kOffset
     static inline float scale(const ActGroup& act, int half) { return act.half_scale[half]; }
     static inline vi weight(vi quad, int) { return quad; }
     static inline Quad operand(int32_t a) { return spread(a); }
@@ -29,8 +29,8 @@ struct Dot {
     static inline vi finish(vi acc, const ActGroup&) { return acc; }
 };
 
-// A half of 4-bit weights adds up to 16 bits and a sign bit's worth less: the upper one moves to the upper 16 bits of its lane, the lower one
-// to those below, 2^15 more so that it borrows nothing, and one dot product of pairs multiplies both by their factors.
+// A half of 4-bit weights, 16 products, adds up to less than 2^15: that of the upper half moves to the upper 16 bits of its lane, and that
+// of the lower one comes below, 2^15 more so that it borrows nothing. One dot product of pairs then applies the factors of both.
 template <>
 struct Dot<4> : Dot<8> {
     static constexpr bool kFactored = true, kTurns = true;

@@ -70,8 +70,8 @@ static inline float power_above(float x) {
 
 // The smallest integer times which the scale of a group covers a half of it.
 static inline int32_t factor_of(float half, float reciprocal) {
-    const float exact = half * (1.0f / 127.0f) * reciprocal, most = static_cast<float>(kMostFactor);
-    const auto factor = exact < most ? static_cast<int32_t>(exact) + (exact > static_cast<float>(static_cast<int32_t>(exact))) : kMostFactor;
+    const float needed = half * (1.0f / 127.0f) * reciprocal, exact = needed < kMostFactor ? needed : kMostFactor;
+    const auto factor = static_cast<int32_t>(exact) + (exact > static_cast<float>(static_cast<int32_t>(exact)));
     return factor < 1 ? 1 : factor;
 }
 

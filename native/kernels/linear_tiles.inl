@@ -154,7 +154,7 @@ static inline vi load_quad(const std::byte* p, int quad) {
     return or_i(q, bits_at(upper, high.bit - kLow, ((1 << kHigh) - 1) << kLow));
 }
 
-// Integer weights, group by group: part = the sum over its spans of act_scale * dot, less zero * act_sum; sum += scale * part, and sum +=
+// Integer weights, group by group: part = the sum over its spans of act_scale * dot, less zero * act_sum; sum += scale * part, sum +=
 // minimum * act_sum, where dot is the exact product of a span, act_sum the sum of the activations. A span is 32 values or, where the group
 // is smaller or the level's sums have no room for the factors of two halves, 16. Where the level multiplies q - kOffset, dot lacks kOffset
 // * act_sum.
@@ -204,8 +204,10 @@ struct IntTile {
             vi acc[R][V];
             OCTAVO_UNROLL
             for (int unit = 0; unit < kRun * kUnits; ++unit) {
-                if constexpr (Dot::kTurns)
-                    for (int i = 0; i < R * V && unit == kRun / 2; ++i) acc[i / V][i % V] = Dot::turn(acc[i / V][i % V]);
+                if constexpr (Dot::kTurns) {
+                    if (unit == kRun / 2) OCTAVO_UNROLL
+                    for (int i = 0; i < R * V; ++i) acc[i / V][i % V] = Dot::turn(acc[i / V][i % V]);
+                }
                 const int at = half * (kSpan / 4) + quad + (Dot::kTurns ? unit ^ kRun / 2 : unit / kUnits);
                 decltype(Dot::weight(dot[0][0], 0)) weight[V];
                 OCTAVO_UNROLL
