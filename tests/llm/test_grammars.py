@@ -108,28 +108,52 @@ def test_what_has_begun_is_kept_though_nobody_waits(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "alone"),
+    ("asked", "again"),
     [
         ({"json": {"type": "object"}}, 0),
         ({"json_object": True}, 0),
         ({"choice": ["a", "b"]}, 0),
         ({"structural_tag": {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}}, 0),
-        ({"regex": "[ab]{7}"}, 1),  # which alone says whether it may begin with white space
-        ({"grammar": 'start: "a"'}, 1),  # which alone says whether it names what is around it
+        ({"regex": "[ab]{7}"}, 0),
+        ({"grammar": 'start: "a"'}, 0),
+        ({"regex": " ?[ab]"}, 1),  # only once it is compiled is it known to begin with white space
+        ({"grammar": 'start: "\\n\\n\\n\\n\\na" | "b"'}, 1),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("inside", [False, True])
 def test_after_reasoning_no_more_is_compiled_than_is_needed(
-    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], alone: int, inside: bool
+    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], again: int, inside: bool
 ) -> None:
     gate = Gate(make()._loaded().grammars.compiler(), monkeypatch)
     gate.open.set()
     params = StructuredOutputsParams(**asked)
     compiled = [gate.compiler.compile(params, Preamble(THINK, inside)) for _ in range(2)]
-    assert len(gate.begun) == alone + 1 and compiled[0] is compiled[1]
+    assert len(gate.begun) == again + 1 and compiled[0] is compiled[1]
     gate.compiler.compile(params)
-    assert len(gate.begun) == alone + 2
+    assert len(gate.begun) == again + 2
+
+
+BEGINNINGS: list[dict[str, Any]] = [
+    *(
+        {"regex": text}
+        for text in (r"\n{4}a", r"(\n\n\n\nx|y)", r"[ \t]+x", r"\r\nx", r"\fx", r"[^a]b", "a?", "", r"\n*", "[^ \n]")
+    ),
+    {"grammar": 'start: A B\nA: /[\\n ]{0,2}/\nB: "x"'},
+    {"grammar": 'start: (s "b")?\ns: "\\n" s | ""'},
+    {"grammar": "start: a\na[lazy]: /[ \\n]*x/"},
+    {"grammar": 'root ::= ws "a"\nws ::= [ \\t]*'},
+    {"grammar": 'start: "b"\n%ignore / +/'},
+]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_an_answer_may_begin_with_is_the_same_after_reasoning(make: Callable[..., LLM], inside: bool) -> None:
+    compiler = make()._loaded().grammars.compiler()
+    for asked in BEGINNINGS:
+        params = StructuredOutputsParams(**asked)
+        after = compiler.compile(params, Preamble(THINK, inside))
+        assert after.keeps_space is compiler.compile(params).keeps_space, asked
 
 
 @pytest.mark.parametrize("inside", [False, True])

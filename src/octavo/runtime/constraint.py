@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 import llguidance
 
 from octavo.errors import RequestError
 from octavo.structured_outputs import MAX_GRAMMAR_RULES, StructuredOutputsParams, check_schema
-from octavo.text.lark import TEXT, reasoning_first
+from octavo.text.lark import PARTING, TEXT, reasoning_first
 from octavo.text.markers import SPACE
 from octavo.text.reasoning import Preamble
 
@@ -45,15 +46,16 @@ def grammar_of(params: StructuredOutputsParams, control_texts: Mapping[str, int]
         raise _error(params.kind, str(error)) from None
 
 
-def after_reasoning(text: str, reasoning: Preamble, control_texts: Mapping[str, int], parted: bool) -> str:
-    """The grammar of reasoning that may or must come, and then what `text` describes, which may be `parted` from it by
-    white space.
+def after_reasoning(answer: str, reasoning: Preamble, control_texts: Mapping[str, int], parted: bool) -> str:
+    """The grammar of reasoning that may or must come, and then what `answer` describes, which may be `parted` from it
+    by white space.
     """
-    answer = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
-    answer[0]["name"] = "answer"
-    rules, opening = reasoning_first(reasoning, control_texts, then=r"/[ \n]{0,4}/" if parted else "")
-    start = "\n".join([TEXT, *rules, f"start: {opening} @answer"])
-    return json.dumps({"grammars": [{"lark_grammar": start}, *answer]})
+    grammars = json.loads(answer)["grammars"] if answer.startswith("{") else [{"lark_grammar": answer}]
+    # No grammar holds its own hash, so that none can name itself.
+    name = grammars[0]["name"] = f"answer_{sha256(answer.encode()).hexdigest()}"
+    rules, opening = reasoning_first(reasoning, control_texts, then=PARTING if parted else "")
+    start = "\n".join([TEXT, *rules, f"start: {opening} @{name}"])
+    return json.dumps({"grammars": [{"lark_grammar": start}, *grammars]})
 
 
 def starts_with_space(params: StructuredOutputsParams) -> bool | None:

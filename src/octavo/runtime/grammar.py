@@ -21,6 +21,7 @@ from octavo.errors import ConfigError, EngineFullError, RequestError
 from octavo.runtime.constraint import after_reasoning, grammar_of, starts_with_space
 from octavo.runtime.grammars import unusable
 from octavo.structured_outputs import StructuredOutputsParams
+from octavo.text.lark import WIDEST
 from octavo.text.markers import SPACE
 from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
@@ -166,38 +167,39 @@ class GrammarCompiler:
             threading.stack_size(before)
 
     def _compile(self, params: StructuredOutputsParams, reasoning: Preamble | None) -> CompiledGrammar:
-        """What is compiled alone, also where it follows reasoning: a grammar, which can name nothing of what is around
-        it, and a regular expression, whose first tokens say whether it may begin with white space.
+        """White space may part an answer from reasoning where none begins with some. Where only what is compiled says
+        whether one does, it is compiled to be parted, and once more if one does.
         """
-        control_texts = self._tokenizer.control_texts
-        text = grammar_of(params, control_texts)
-        if "\0" in text:
+        answer = grammar_of(params, self._tokenizer.control_texts)
+        if "\0" in answer:
             raise RequestError(f"structured_outputs.{params.kind} holds a NUL character.", "structured_outputs")
         keeps_space = starts_with_space(params)
-        if reasoning is None or keeps_space is None:
-            start, mask = self._start(params, text)
-            if keeps_space is None:
-                keeps_space = bool((mask & self._spaces).any())
-        if reasoning is not None:
-            text = after_reasoning(text, reasoning, control_texts, parted=not keeps_space)
-            start, _ = self._start(params, text, reasoning)
+        start, mask = self._start(params, answer, reasoning, parted=not keeps_space)
+        if keeps_space is None:
+            keeps_space = bool((mask & self._spaces).any())
+            if keeps_space and reasoning is not None:
+                start, _ = self._start(params, answer, reasoning, parted=False)
         return CompiledGrammar(start, self._eos_token_ids, self._masks, keeps_space)
 
     def _start(
-        self, params: StructuredOutputsParams, text: str, reasoning: Preamble | None = None
+        self, params: StructuredOutputsParams, answer: str, reasoning: Preamble | None, parted: bool
     ) -> tuple[_native.GrammarMatcher, NDArray[np.uint32]]:
-        """The beginning of a grammar, and which tokens may be its first, after reasoning that has nothing in it."""
-        start = _native.compile_grammar(self._vocabulary, text, **LIMITS)
-        answer = start.copy()
+        """The beginning of a grammar, and which tokens may be the first of an answer: after reasoning that has nothing
+        in it, and as much white space as may part them.
+        """
+        if reasoning is not None:
+            answer = after_reasoning(answer, reasoning, self._tokenizer.control_texts, parted)
+        start = _native.compile_grammar(self._vocabulary, answer, **LIMITS)
+        first = start.copy()
         if reasoning is not None and not start.error:
-            for token_id in self._markers(reasoning):
-                answer.consume(token_id)
+            for token_id in self._before(reasoning, parted):
+                first.consume(token_id)
         mask = np.zeros((1, self._mask_words), np.uint32)
         began = time.thread_time()
-        if not answer.error:
-            _native.write_masks(None, [(answer, 0, ())], mask)
+        if not first.error:
+            _native.write_masks(None, [(first, 0, ())], mask)
         spent = time.thread_time() - began
-        reason = answer.error
+        reason = first.error
         if not reason and spent > MAX_FIRST_MASK_SECONDS:
             reason = f"the choice of its first token alone takes {spent:.1f} s"
         if reason:
@@ -206,9 +208,10 @@ class GrammarCompiler:
             )
         return start, mask
 
-    def _markers(self, reasoning: Preamble) -> list[int]:
-        """The tokens of reasoning without a thought."""
+    def _before(self, reasoning: Preamble, parted: bool) -> list[int]:
+        """The tokens of reasoning without a thought, and of the white space after it."""
         texts = [reasoning.format.end] if reasoning.inside else [reasoning.format.begin, reasoning.format.end]
+        texts += [WIDEST] if parted else []
         control_texts = self._tokenizer.control_texts
         return [
             token_id

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from octavo.text.reasoning import Preamble
 
 TEXT = r"TEXT: /(.|\n)*/"
+# White space that may part reasoning from what comes after it, and the most of it.
+PARTING = r"/[ \n]{0,4}/"
+WIDEST = "\n" * 4
 
 
 def literal(text: str, control_texts: Mapping[str, int]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from octavo.text.lark import TEXT, literal, reasoning_first, until
+from octavo.text.lark import PARTING, TEXT, literal, reasoning_first, until
 from octavo.text.reasoning import Preamble
 from octavo.text.tool_calls.formats import Writing
 from octavo.text.tool_calls.schema import LISTS, MAPPINGS, SCHEMAS
@@ -47,8 +47,7 @@ def call_grammar(
     else:
         before, opening = reasoning_first(reasoning, control_texts)
         rules += before
-        space = "" if marker is not None else "/[ \\n]{0,4}/ "
-        rules.append(f"start: {opening} {space}{reply}")
+        rules.append(f"start: {opening} {'' if marker is not None else PARTING} {reply}")
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     for i, (name, schema) in enumerate(tools.items()):
         arguments = json.dumps({**enforced_schema(schema), "x-guidance": SPACING})
