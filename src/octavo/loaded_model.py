@@ -16,6 +16,7 @@ from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.errors import RequestError
 from octavo.runtime.grammars import Grammars
 from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
@@ -63,12 +64,13 @@ class LoadedModel:
         beams: BeamSearchParams | None = None,
         pooling: str | None = None,
         reasoning: Preamble | None = None,
+        calls: StructuredOutputsParams | None = None,
         given_up: Future[None] | None = None,
     ) -> Request:
         """The admission gate, with what it needs to know of this model. Raises RequestError.
 
-        `reasoning` comes before what `params.structured_outputs` asks for. CancelledError where that has to be waited
-        for and `given_up` is done.
+        `reasoning` comes before what `params.structured_outputs` asks for, and `calls` may come in its place.
+        CancelledError where that has to be waited for and `given_up` is done.
         """
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
@@ -93,7 +95,7 @@ class LoadedModel:
         if params.structured_outputs is None:
             return request
         compiler = self.grammars.compiler()
-        return replace(request, grammar=compiler.compile(params.structured_outputs, reasoning, given_up))
+        return replace(request, grammar=compiler.compile(params.structured_outputs, reasoning, calls, given_up))
 
     def close(self) -> None:
         """Frees weights, cache and workspace."""

@@ -57,7 +57,7 @@ class Gate:
         return future
 
     def num_waiting(self, params: StructuredOutputsParams) -> int:
-        compilation = self.compiler._compiled.get((params, None))
+        compilation = self.compiler._compiled.get((params, None, None))
         return compilation.num_waiting if compilation else 0
 
     def fill(self) -> list[Any]:
@@ -132,6 +132,20 @@ def test_after_reasoning_no_more_is_compiled_than_is_needed(
     assert len(gate.begun) == again + 1 and compiled[0] is compiled[1]
     gate.compiler.compile(params)
     assert len(gate.begun) == again + 2
+
+
+def test_calls_beside_an_answer_are_compiled_with_it_and_kept(gate: Gate) -> None:
+    gate.open.set()
+    answer = StructuredOutputsParams(json={"const": 1})
+    calls = [StructuredOutputsParams(grammar=f'start: "<call>" "{name}"') for name in "ab"]
+    compiled = [gate.compiler.compile(answer, None, one) for one in (*calls, *calls)]
+    assert compiled[:2] == compiled[2:] and compiled[0] is not compiled[1] and len(gate.begun) == 2
+    for one, letter in zip(compiled, "ab", strict=False):
+        for text, allowed in ((f"<call>{letter}", True), ("1", True), ("<call>c", False), ("1<", False)):
+            assert (one.matcher().count_allowed(list(text.encode())) == len(text)) is allowed
+    with pytest.raises(RequestError, match="unknown name") as caught:
+        gate.compiler.compile(answer, None, StructuredOutputsParams(grammar="start: x"))
+    assert caught.value.param == "tools"
 
 
 BEGINNINGS: list[dict[str, Any]] = [

@@ -61,6 +61,7 @@ class SmallService:
         *,
         prompt: str | None = None,
         reasoning: Any = None,
+        calls: Any = None,
         given_up: Any = None,
         **facts: Any,
     ) -> Request:

@@ -54,7 +54,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = tiny.write_checkpoint("llama", folder / "tiny")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
-    add_markers(model / "tokenizer.json")
+    add_markers(model / "tokenizer.json", MARKERS)
     (folder / "template.jinja").write_text(TEMPLATES[request.param])
     # Reasoning may come before a call, and a model of random weights never ends it.
     options = ("--threads", "1", "--chat-template", str(folder / "template.jinja"), "--reasoning-parser", "none")
@@ -67,10 +67,10 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 MARKERS = {"[TOOL_CALLS]": tiny.BASE["vocab_size"] - 2, "[ARGS]": tiny.BASE["vocab_size"] - 1}
 
 
-def add_markers(path: Path) -> None:
+def add_markers(path: Path, markers: dict[str, int]) -> None:
     """Control tokens in the place of tokens that only fill the vocabulary."""
     value = json.loads(path.read_text())
-    for text, token_id in MARKERS.items():
+    for text, token_id in markers.items():
         del value["model"]["vocab"][f"filler{token_id}"]
         value["added_tokens"].append({**value["added_tokens"][0], "id": token_id, "content": text})
     path.write_text(json.dumps(value))

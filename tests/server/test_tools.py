@@ -61,11 +61,15 @@ TEXTS = [
 ]
 
 
-# What shapes the whole of a reply, so that none of it is a call; the runner does not hold to it, and says its texts.
-WHOLE: list[dict[str, Any]] = [
+# What shapes a reply, which is a call only where it begins as one; the runner does not hold to it, and says its texts.
+ANSWERS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_object"}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
     {"guided_choice": ["a", "b"]},
+]
+# And what shapes the whole of it.
+WHOLE: list[dict[str, Any]] = [
+    {"guided_choice": ["a", CALL]},
     {"structured_outputs": {"regex": "(.|\n)*"}},
     {"structured_outputs": {"grammar": "start: /(.|\\n)*/"}},
 ]
@@ -223,6 +227,10 @@ class TestReasoning:
             choice = both(tools_world, 5, **body, **constraint)
             assert choice["message"]["reasoning"] == "Should I?" and choice["finish_reason"] == "stop"
             assert choice["message"]["content"] == CALL and "tool_calls" not in choice["message"]
+        for constraint in ANSWERS:
+            choice = both(tools_world, 5, **body, **constraint)
+            assert choice["message"]["reasoning"] == "Should I?" and choice["finish_reason"] == "tool_calls"
+            assert calls_of(choice) == [("get_weather", ARGUMENTS)] and choice["message"]["content"] is None
 
     def test_is_content_where_the_operator_says_so(self, make_world: Callable[..., World]) -> None:
         world = make_world(template=TEMPLATE, texts=TEXTS, reasoning_parser="none")
@@ -273,7 +281,7 @@ class TestOtherFormats:
         assert calls_of(choice) == [("get_weather", ARGUMENTS), ("now", "{}")]
 
     def test_what_is_asked_for_is_no_call_on_any_route(self, tools_world: World) -> None:
-        for constraint in WHOLE:
+        for constraint in ANSWERS + WHOLE:
             choice = both(tools_world, 0, tools=TOOLS, **constraint)
             assert choice["message"]["content"] == TEXTS[0] and not calls_of(choice)
             assert choice["finish_reason"] == "stop"

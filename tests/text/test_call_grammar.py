@@ -104,6 +104,34 @@ def test_free_text_goes_up_to_the_marker() -> None:
     assert follows(grammar, f"a <tool_call> </think>so: {call}") and not follows(grammar, "a")
 
 
+ANSWERS = [
+    "",
+    "{}",
+    '{"name": "now", "arguments": {}}',
+    '"<tool_call>"',
+    '["TOOL_CALLS"]',
+    "<tool",
+    "[TOOL_",
+    " a ",
+    "7",
+]
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if FORMATS[name].first_marker])
+def test_calls_and_an_answer_are_told_apart_however_they_are_cut(name: str) -> None:
+    format = FORMATS[name]
+    assert format.writing is not None and format.first_marker is not None
+    calls = [sample(call_grammar(TOOLS, format.writing, {}), seed) for seed in range(4)]
+    told = ReplyFormat(calls=format, tools=TOOLS, or_answer=True)
+    for text in calls + ANSWERS + [f"{answer}{calls[0]}" for answer in ANSWERS if answer]:
+        for size in (1, 2, 3, len(format.first_marker), 10_000):
+            splitter = told.splitter()
+            pieces = [text[at : at + size] for at in range(0, len(text), size)]
+            reply = Reply.of([event for piece in pieces for event in splitter.feed(piece)] + splitter.finish())
+            assert splitter.has_called is bool(reply.calls) is (text in calls)
+            assert reply.content == ("" if reply.calls else text)
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_reasoning_may_come_first(inside: bool) -> None:
     writing = FORMATS["hermes"].writing

@@ -46,15 +46,26 @@ def grammar_of(params: StructuredOutputsParams, control_texts: Mapping[str, int]
         raise _error(params.kind, str(error)) from None
 
 
-def after_reasoning(answer: str, reasoning: Preamble, control_texts: Mapping[str, int], parted: bool) -> str:
-    """The grammar of reasoning that may or must come, and then what `answer` describes, which may be `parted` from it
-    by white space.
+def reply_grammar(
+    answer: str, calls: str | None, reasoning: Preamble | None, control_texts: Mapping[str, int], parted: bool
+) -> str:
+    """The grammar of reasoning that may or must come, and then what `answer` describes, or else `calls`; white space
+    may stand between the two where they are `parted`.
     """
+    if reasoning is None and calls is None:
+        return answer
     grammars = json.loads(answer)["grammars"] if answer.startswith("{") else [{"lark_grammar": answer}]
     # No grammar holds its own hash, so that none can name itself.
     name = grammars[0]["name"] = f"answer_{sha256(answer.encode()).hexdigest()}"
-    rules, opening = reasoning_first(reasoning, control_texts, then=PARTING if parted else "")
-    start = "\n".join([TEXT, *rules, f"start: {opening} @{name}"])
+    reply = f"@{name}"
+    if calls is not None:
+        grammars.append({"lark_grammar": calls, "name": "calls"})
+        reply = f"(@{name} | @calls)"
+    rules: list[str] = []
+    opening = ""
+    if reasoning is not None:
+        rules, opening = reasoning_first(reasoning, control_texts, then=PARTING if parted else "")
+    start = "\n".join([TEXT, *rules, f"start: {opening} {reply}"])
     return json.dumps({"grammars": [{"lark_grammar": start}, *grammars]})
 
 

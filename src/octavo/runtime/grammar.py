@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.errors import ConfigError, EngineFullError, RequestError
-from octavo.runtime.constraint import after_reasoning, grammar_of, starts_with_space
+from octavo.runtime.constraint import grammar_of, reply_grammar, starts_with_space
 from octavo.runtime.grammars import unusable
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.lark import WIDEST
@@ -64,7 +64,8 @@ SPECIAL = b"\xff"  # in front of the text of a token that is no text
 TOO_SLOW = "Its grammar takes too long: {:.1f} s were spent on choosing its tokens. Use a simpler one."
 
 
-Asked = tuple[StructuredOutputsParams, Preamble | None]
+# What a reply is held to, the reasoning before it, the calls that may be made in its place.
+Asked = tuple[StructuredOutputsParams, Preamble | None, StructuredOutputsParams | None]
 
 
 class Compilation:
@@ -109,12 +110,15 @@ class GrammarCompiler:
         self,
         params: StructuredOutputsParams,
         reasoning: Preamble | None = None,
+        calls: StructuredOutputsParams | None = None,
         given_up: Future[None] | None = None,
     ) -> CompiledGrammar:
-        """Blocks until it is compiled, to hold after reasoning. RequestError: why it cannot be enforced.
-        EngineFullError: its turn did not come in time. CancelledError: `given_up` was done before it.
+        """Blocks until it is compiled, to hold after reasoning, unless the reply is one of `calls`.
+
+        RequestError: why it cannot be enforced. EngineFullError: its turn did not come in time. CancelledError:
+        `given_up` was done before it.
         """
-        compilation = self._join((params, reasoning))
+        compilation = self._join((params, reasoning, calls))
         try:
             ends: list[Future[Any]] = [compilation.future, *filter(None, [given_up])]
             wait(ends, COMPILE_SECONDS, FIRST_COMPLETED)
@@ -166,30 +170,46 @@ class GrammarCompiler:
         finally:
             threading.stack_size(before)
 
-    def _compile(self, params: StructuredOutputsParams, reasoning: Preamble | None) -> CompiledGrammar:
+    def _compile(
+        self, params: StructuredOutputsParams, reasoning: Preamble | None, calls: StructuredOutputsParams | None
+    ) -> CompiledGrammar:
         """White space may part an answer from reasoning where none begins with some. Where only what is compiled says
         whether one does, it is compiled to be parted, and once more if one does.
         """
-        answer = grammar_of(params, self._tokenizer.control_texts)
-        if "\0" in answer:
-            raise RequestError(f"structured_outputs.{params.kind} holds a NUL character.", "structured_outputs")
-        keeps_space = starts_with_space(params)
-        start, mask = self._start(params, answer, reasoning, parted=not keeps_space)
+        answer, keeps_space = self._text(params), starts_with_space(params)
+        try:
+            asked, instead = (params, None) if calls is None else (calls, self._text(calls))
+            start, mask = self._start(asked, answer, instead, reasoning, parted=not keeps_space)
+        except RequestError as error:
+            if calls is None:
+                raise
+            self._compile(params, reasoning, None)  # fails where the calls are not at fault
+            raise RequestError(f"tools: {error}", "tools") from None
         if keeps_space is None:
             keeps_space = bool((mask & self._spaces).any())
             if keeps_space and reasoning is not None:
-                start, _ = self._start(params, answer, reasoning, parted=False)
+                start, _ = self._start(asked, answer, instead, reasoning, parted=False)
         return CompiledGrammar(start, self._eos_token_ids, self._masks, keeps_space)
 
+    def _text(self, params: StructuredOutputsParams) -> str:
+        text = grammar_of(params, self._tokenizer.control_texts)
+        if "\0" in text:
+            raise RequestError(f"structured_outputs.{params.kind} holds a NUL character.", "structured_outputs")
+        return text
+
     def _start(
-        self, params: StructuredOutputsParams, answer: str, reasoning: Preamble | None, parted: bool
+        self,
+        asked: StructuredOutputsParams,
+        answer: str,
+        calls: str | None,
+        reasoning: Preamble | None,
+        parted: bool,
     ) -> tuple[_native.GrammarMatcher, NDArray[np.uint32]]:
         """The beginning of a grammar, and which tokens may be the first of an answer: after reasoning that has nothing
         in it, and as much white space as may part them.
         """
-        if reasoning is not None:
-            answer = after_reasoning(answer, reasoning, self._tokenizer.control_texts, parted)
-        start = _native.compile_grammar(self._vocabulary, answer, **LIMITS)
+        text = reply_grammar(answer, calls, reasoning, self._tokenizer.control_texts, parted)
+        start = _native.compile_grammar(self._vocabulary, text, **LIMITS)
         first = start.copy()
         if reasoning is not None and not start.error:
             for token_id in self._before(reasoning, parted):
@@ -204,7 +224,7 @@ class GrammarCompiler:
             reason = f"the choice of its first token alone takes {spent:.1f} s"
         if reason:
             raise RequestError(
-                f"structured_outputs.{params.kind} cannot be enforced: {_brief(reason)}", "structured_outputs"
+                f"structured_outputs.{asked.kind} cannot be enforced: {_brief(reason)}", "structured_outputs"
             )
         return start, mask
 

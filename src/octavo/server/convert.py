@@ -22,10 +22,12 @@ from octavo.server.tools import (
     held_format,
     is_forced,
     kept_tokens,
+    may_call_instead,
     preamble,
     reply_format,
 )
 from octavo.server.wire import CallerFields, ChatFields, ChatRequest, CompletionRequest, SamplingFields
+from octavo.structured_outputs import StructuredOutputsParams
 from octavo.text.reasoning import Preamble
 from octavo.text.splitter import ReplyFormat
 
@@ -83,7 +85,9 @@ def chat_request(
             'for. Leave one of them out, or use tool_choice "auto".',
             "tool_choice",
         )
-    if (asked := params.structured_outputs) is not None and asked.kind != "structural_tag":
+    asked = params.structured_outputs
+    or_answer = asked is not None and may_call_instead(asked, dialect.calls)
+    if asked is not None and asked.kind != "structural_tag" and not or_answer:
         tools = {}  # all of the content is what is asked for, also where it looks like a call
     prompt = Prompt(None, render_chat(service, body, bool(body.add_special_tokens)))
     prompt_end = service.tokenizer.decode(prompt.token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
@@ -92,8 +96,8 @@ def chat_request(
         dialect,
         tools,
         forced=forced,
-        # A reply that has to be something else makes no calls.
-        strict=strict_tools(body) if params.structured_outputs is None else (),
+        strict=strict_tools(body) if asked is None else (),
+        or_answer=or_answer,
         # A named function is called once, as OpenAI has it: clients that name one read one call.
         parallel=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict),
         include_reasoning=body.include_reasoning is not False,
@@ -102,15 +106,15 @@ def chat_request(
     )
     if kept := kept_tokens(service.tokenizer, format):
         params = replace(params, kept_special_token_ids=kept)
-    if not format.eager:
-        before = preamble(format, prompt_end, continued)
-        request = _admit(service, call, 0, prompt, params, body, reasoning=before)
-        return request, held_format(format, asked, request.grammar, before)
     try:
         calls = constraint_of_calls(format, service.tokenizer.control_texts)
-        return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format
+        if calls is not None and asked is None:
+            return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format
     except RequestError as error:
         raise named_after(error, "tools") from None
+    before = preamble(format, prompt_end, continued)
+    request = _admit(service, call, 0, prompt, params, body, before, calls)
+    return request, held_format(format, asked, request.grammar, before)
 
 
 def sampling_params(service: Service, body: SamplingFields, **overrides: Any) -> SamplingParams:
@@ -254,6 +258,7 @@ def _admit(
     params: SamplingParams,
     body: SamplingFields,
     reasoning: Preamble | None = None,
+    calls: StructuredOutputsParams | None = None,
 ) -> Request:
     try:
         return service.admit(
@@ -264,6 +269,7 @@ def _admit(
             **standing(call, body),
             beams=beam_params(service, body, params),
             reasoning=reasoning,
+            calls=calls,
         )
     except RequestError as error:
         if error.param == "beam_width":  # as the client calls it

@@ -114,6 +114,7 @@ def reply_format(
     *,
     forced: bool = False,
     strict: Iterable[str] = (),
+    or_answer: bool = False,
     parallel: bool = True,
     include_reasoning: bool = True,
     prompt_end: str = "",
@@ -121,10 +122,10 @@ def reply_format(
 ) -> ReplyFormat:
     """What replies are made of.
 
-    `tools` are those that may be called, or have to be (`forced`). Calls of those in `strict` are held to their schemas
-    also where they need not be made, as far as the format has a marker that tells where calls begin. `prompt_end` is
-    the end of the prompt's text, control tokens included; `continued` is the text of the assistant that the reply goes
-    on from.
+    `tools` are those that may be called, or have to be: always (`forced`), or unless the reply is the answer that the
+    client asks for (`or_answer`). Calls of those in `strict` are held to their schemas also where they need not be
+    made, as far as the format has a marker that tells where calls begin. `prompt_end` is the end of the prompt's text,
+    control tokens included; `continued` is the text of the assistant that the reply goes on from.
     """
     inside = dialect.reasoning is not None and (
         prompt_end.rstrip().endswith(dialect.reasoning.begin) or is_open(continued, dialect.reasoning)
@@ -140,6 +141,7 @@ def reply_format(
         tools,
         forced,
         frozenset(strict) & tools.keys() if calls.first_marker is not None and not forced else frozenset(),
+        or_answer and bool(tools),
         None if parallel else 1,
     )
 
@@ -152,6 +154,21 @@ def preamble(format: ReplyFormat, prompt_end: str, continued: str) -> Preamble |
     if format.reasoning is None or begun or prompt_end.rstrip().endswith(format.reasoning.end):
         return None
     return Preamble(format.reasoning, format.inside)
+
+
+def may_call_instead(asked: StructuredOutputsParams, calls: CallFormat) -> bool:
+    """Whether replies may be calls in place of what is asked for: how they begin has to tell the two apart."""
+    marker = calls.first_marker
+    if marker is None:
+        return False
+    match asked.kind:
+        case "json" | "json_object":
+            # No JSON begins so, but where white space is what the client says, anything may follow a bracket.
+            return marker[0] != "[" or asked.whitespace_pattern is None
+        case "choice":
+            return not any(choice.startswith(marker) for choice in asked.choice or ())
+        case _:
+            return False
 
 
 def held_format(
@@ -168,19 +185,20 @@ def held_format(
 
 
 def constraint_of_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -> StructuredOutputsParams | None:
-    """The grammar of the replies, where calls have to be made, or to be strict if they are made."""
+    """The grammar of the replies, or of those that are no answer, where a grammar makes the calls."""
     if not format.eager:
         return None
     assert format.calls is not None and format.calls.writing is not None
     any_object = {"type": "object"}
     return StructuredOutputsParams(
         grammar=call_grammar(
-            {n: s if format.forced or n in format.strict else any_object for n, s in format.tools.items()},
+            {n: any_object if format.strict and n not in format.strict else s for n, s in format.tools.items()},
             format.calls.writing,
             control_texts,
-            marker=None if format.forced else format.calls.first_marker,
+            marker=format.calls.first_marker if format.strict else None,
             parallel=format.most_calls is None,
-            reasoning=Preamble(format.reasoning, format.inside) if format.reasoning is not None else None,
+            # What comes before an answer comes before calls in its place too.
+            reasoning=Preamble(format.reasoning, format.inside) if format.reasoning and not format.or_answer else None,
         )
     )
 
