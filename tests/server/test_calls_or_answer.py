@@ -26,6 +26,9 @@ MARKERS = {
     text: tiny.BASE["vocab_size"] - 4 + i for i, text in enumerate(("[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"))
 }
 THINK, END = MARKERS["<think>"], MARKERS["</think>"]
+STRICT: list[dict[str, Any]] = [
+    {"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS
+]
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if tools %}MARKER{% endif %}{% if enable_thinking %}<think>{% endif %}"""
 FIRST = {"<tool_call>": ord("<"), "[TOOL_CALLS]": MARKERS["[TOOL_CALLS]"]}
@@ -57,7 +60,7 @@ class Served:
 
     def ask(self, **body: Any) -> dict[str, Any]:
         """The one choice, calls that fit or content, after its streamed form has been found to say the same."""
-        given = {"messages": USER, "tools": TOOLS, "temperature": 1.5, "max_tokens": 400, "seed": 1, **body}
+        given = {"messages": USER, "tools": STRICT, "temperature": 1.5, "max_tokens": 400, "seed": 1, **body}
         whole, streamed = self.server.post(URL, **given)["choices"][0], stream(self.server, **given)["choices"][0]
         assert without_ids(whole["message"]) == without_ids(streamed["message"])
         assert whole["finish_reason"] == streamed["finish_reason"]
@@ -139,7 +142,7 @@ def test_a_reply_that_is_cut_is_the_beginning_of_either(served: Served) -> None:
     for called, length in ((True, 1), (True, 5), (True, 22), (False, 1), (False, 11), (False, 25)):
         bias = {THINK: -100, served.first: 100 if called else -100}
         choice = served.server.post(
-            URL, messages=USER, tools=TOOLS, **asked, logit_bias=bias, max_tokens=length, seed=1, temperature=1
+            URL, messages=USER, tools=STRICT, **asked, logit_bias=bias, max_tokens=length, seed=1, temperature=1
         )["choices"][0]
         message = choice["message"]
         assert choice["finish_reason"] == "length"
@@ -169,19 +172,22 @@ def test_what_cannot_be_enforced_is_told_by_its_field(served: Served) -> None:
     unique: dict[str, Any] = {"type": "array", "uniqueItems": True}
     bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": unique}}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": unique}}}}
+    strict = {"type": "function", "function": {**tool["function"], "strict": True}}  # type: ignore[dict-item]
     for tools, format, field in (
         (TOOLS, bad, "response_format"),
-        ([tool], JSON, "tools"),
-        ([tool], bad, "response_format"),
+        ([strict], JSON, "tools"),
+        ([strict], bad, "response_format"),
     ):
         for _ in range(2):
             status, reply = served.server.raw(URL, messages=USER, tools=tools, response_format=format)
             assert status == 400 and reply["error"]["param"] == field, reply
             assert "uniqueItems" in reply["error"]["message"]
-    free = served.server.post(
-        URL, messages=USER, logit_bias={THINK: -100}, tools=[tool], tool_choice="none", response_format=JSON, seed=1
-    )
-    jsonschema.validate(json.loads(free["choices"][0]["message"]["content"]), LOOKS_LIKE_A_CALL)
+    # What a tool that is not strict takes is held to nothing, beside a format as without one.
+    for asked in ({"tools": [strict], "tool_choice": "none"}, {"tools": [tool], "logit_bias": {served.first: -100}}):
+        body: dict[str, Any] = {"logit_bias": {}, **asked}
+        body["logit_bias"] = {THINK: -100, **body["logit_bias"]}
+        free = served.server.post(URL, messages=USER, response_format=JSON, seed=1, **body)
+        jsonschema.validate(json.loads(free["choices"][0]["message"]["content"]), LOOKS_LIKE_A_CALL)
 
 
 class Answer(pydantic.BaseModel):
@@ -208,8 +214,8 @@ def test_the_official_client_parses_both(served: Served) -> None:
 
 
 def test_responses_and_messages_have_both(served: Served) -> None:
-    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
-    own = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+    flat = [{"type": "function", **tool["function"]} for tool in STRICT]  # type: ignore[dict-item]
+    own = [{"name": name, "input_schema": schema, "strict": True} for name, schema in SCHEMAS.items()]
     format = {"type": "json_schema", "schema": LOOKS_LIKE_A_CALL}
     for called in (True, False):
         shared: Any = {

@@ -96,7 +96,8 @@ def chat_request(
         dialect,
         tools,
         forced=forced,
-        strict=strict_tools(body) if asked is None else (),
+        # A reply that has to be something else makes no calls.
+        strict=strict_tools(body) if asked is None or or_answer else (),
         or_answer=or_answer,
         # A named function is called once, as OpenAI has it: clients that name one read one call.
         parallel=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict),

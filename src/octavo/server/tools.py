@@ -192,10 +192,10 @@ def constraint_of_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -
     any_object = {"type": "object"}
     return StructuredOutputsParams(
         grammar=call_grammar(
-            {n: any_object if format.strict and n not in format.strict else s for n, s in format.tools.items()},
+            {n: s if format.forced or n in format.strict else any_object for n, s in format.tools.items()},
             format.calls.writing,
             control_texts,
-            marker=format.calls.first_marker if format.strict else None,
+            marker=None if format.forced or format.or_answer else format.calls.first_marker,
             parallel=format.most_calls is None,
             # What comes before an answer comes before calls in its place too.
             reasoning=Preamble(format.reasoning, format.inside) if format.reasoning and not format.or_answer else None,
