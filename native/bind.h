@@ -27,6 +27,11 @@ inline void require(bool fine, const char* what) {
     if (!fine) throw std::invalid_argument(what);
 }
 
+inline Act act_from(int number) {
+    require(number >= 0 && number <= static_cast<int>(Act::s8), "there is no form of activations of this number");
+    return static_cast<Act>(number);
+}
+
 void bind_weights(nb::module_& m);    // pack(), PackedWeight
 void bind_attention(nb::module_& m);  // KVCache
 void bind_sampler(nb::module_& m);    // SampleInputs

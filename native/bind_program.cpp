@@ -61,11 +61,6 @@ float* floats(const Program& p, Rows rows, int64_t offset, int64_t width) {
     return p.at<float>(offset, p.inputs->capacity(rows), 4 * width);
 }
 
-Act act_from(int number) {
-    require(number >= 0 && number <= static_cast<int>(Act::s8), "there is no form of activations of this number");
-    return static_cast<Act>(number);
-}
-
 Activation activation_from(int number) {
     require(number >= 0 && number <= static_cast<int>(Activation::relu), "there is no activation of this number");
     return static_cast<Activation>(number);
@@ -273,6 +268,8 @@ void bind_program(nb::module_& m) {
         .def(nb::init<const Program&, std::shared_ptr<StepInputs>>(), nb::arg("beside"), nb::arg("inputs"),
              "In the workspace of another one; one of them runs at a time.")
         .def("run", &Program::run, nb::arg("first") = 0, nb::arg("last") = -1, nb::call_guard<nb::gil_scoped_release>())
+        .def("run_share", &Program::run_share, nb::arg("op"), nb::arg("number"),
+             "A share of one op that has one for each thread, by itself: for tests of what it reads and writes.")
         .def("cut", &Program::cut)
         .def_prop_ro("segments", &Program::segments)
         .def_prop_ro("workspace_bytes", &Program::workspace_bytes)

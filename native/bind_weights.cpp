@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 
 #include "bind.h"
 #include "layout.h"
@@ -30,15 +31,21 @@ void check(const KernelTable* isa, const PackedWeightOwner& weight) {
         throw std::invalid_argument(std::string("A weight packed for ") + weight.table->name + " cannot be used by " + isa->name + ".");
 }
 
+using Job = std::tuple<std::string, std::string, Bytes, int64_t, int64_t, int>;
+
 std::vector<Weight> pack_all(const KernelTable* isa, ThreadPool& pool,
-                             const std::vector<std::tuple<std::string, std::string, Bytes, int64_t, int64_t, int>>& list) {
-    std::vector<PackJob> jobs;
-    for (const auto& [format, source, data, n, k, group] : list)
-        jobs.push_back({format_of(format), source_of(source), reinterpret_cast<const std::byte*>(data.data()),
-                        static_cast<int64_t>(data.nbytes()), n, k, group});
+                             const std::vector<std::pair<std::vector<Job>, std::optional<int>>>& list) {
+    std::vector<PackOp> ops;
+    for (const auto& [jobs, product] : list) {
+        PackOp& op = ops.emplace_back();
+        if (product) op.product = act_from(*product);
+        for (const auto& [format, source, data, n, k, group] : jobs)
+            op.jobs.push_back({format_of(format), source_of(source), reinterpret_cast<const std::byte*>(data.data()),
+                               static_cast<int64_t>(data.nbytes()), n, k, group});
+    }
     nb::gil_scoped_release release;
     std::vector<Weight> weights;
-    for (auto& owner : pack(isa, pool, jobs)) weights.push_back(std::make_shared<PackedWeightOwner>(std::move(owner)));
+    for (auto& owner : pack(isa, pool, ops)) weights.push_back(std::make_shared<PackedWeightOwner>(std::move(owner)));
     return weights;
 }
 
@@ -202,14 +209,30 @@ void bind_weights(nb::module_& m) {
     m.def(
         "pack",
         [](const KernelTable* isa, ThreadPool& pool, const std::string& format, const std::string& source, const Bytes& data, int64_t n,
-           int64_t k, int group) { return pack_all(isa, pool, {{format, source, data, n, k, group}})[0]; },
+           int64_t k, int group) { return pack_all(isa, pool, {{{{format, source, data, n, k, group}}, {}}})[0]; },
         nb::arg("isa"), nb::arg("pool"), nb::arg("format"), nb::arg("source"), nb::arg("data").noconvert(), nb::arg("n"), nb::arg("k"),
         nb::arg("group") = 0,
         "Packs data (uint8, the bytes of a row-major [n, k] tensor of type `source`); format i8s, and i4 with a group of 32, 64 or 128, "
         "quantise it. ValueError where type, format or size do not fit.");
-    m.def("pack_all", &pack_all, nb::arg("isa"), nb::arg("pool"), nb::arg("jobs").noconvert(),
-          "Packs each (format, source, data, n, k, group) as pack() does. The weights share their memory: it is freed with the last of "
-          "them.");
+    m.def("pack_all", &pack_all, nb::arg("isa"), nb::arg("pool"), nb::arg("ops").noconvert(),
+          "Packs each (format, source, data, n, k, group) of each (jobs, product) as pack() does. The jobs of an op are what it reads "
+          "together: panels are written by the threads that will read them. product: the form that gated_linear prepares, or None. The "
+          "weights share their memory: it is freed with the last of them.");
+    m.def(
+        "columns_of",
+        [](const std::vector<Weight>& weights, std::optional<int> product, int number, int shares) {
+            require(shares >= 1 && number >= 0 && number < shares, "there is no such share");
+            std::vector<const PackedWeight*> list;
+            for (const Weight& weight : weights) list.push_back(&weight->packed);
+            std::vector<std::pair<int64_t, int64_t>> columns;
+            for (Range panels : panels_of(list, product ? std::optional(act_from(*product)) : std::nullopt, number, shares)) {
+                const PackedWeight& w = *list[columns.size()];
+                columns.emplace_back(panels.begin * w.panel, std::min<int64_t>(panels.end * w.panel, w.n));
+            }
+            return columns;
+        },
+        nb::arg("weights"), nb::arg("product").none(), nb::arg("number"), nb::arg("shares"),
+        "The outputs (first, end) of each weight whose panels pack_all() gives to a thread: those of its share of the op.");
     m.def("unpack", &unpack, nb::arg("weight"), "The values that the kernels see: float32 [n, k].");
 
     m.def("linear", &linear, nb::arg("isa"), nb::arg("pool"), nb::arg("weights"), nb::arg("x").noconvert(),

@@ -6,7 +6,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "layout.h"
+#include "shares.h"
 
 namespace octavo {
 
@@ -477,15 +477,37 @@ const char* name_of(Format format) { return kFormats[static_cast<int>(format)]; 
 
 Format default_format(Source source) { return type_of(source).format; }
 
-std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, std::span<const PackJob> jobs) {
+std::vector<Range> panels_of(std::span<const PackedWeight* const> weights, std::optional<Act> product, int number, int shares) {
+    std::vector<Range> panels;
+    if (product) {
+        for (const PackedWeight* w : weights) {
+            const int64_t columns = gated_columns(w->panel, *product), unit = columns / w->panel;
+            const Range units = share((w->n + columns - 1) / columns, number, shares);
+            panels.push_back({units.begin * unit, std::min(units.end * unit, w->bytes / w->panel_bytes)});
+        }
+        return panels;
+    }
+    int64_t total = 0, start = 0;
+    for (const PackedWeight* w : weights) total += w->bytes;
+    for (const PackedWeight* w : weights) {
+        panels.push_back(panels_within(*w, start, share(total, number, shares)));
+        start += w->bytes;
+    }
+    return panels;
+}
+
+std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, std::span<const PackOp> ops) {
     constexpr int64_t kLine = 64;
+    std::vector<const PackJob*> jobs;
     std::vector<PackedWeightOwner> owners;
     int64_t bytes = 0;
-    for (const PackJob& job : jobs) {
-        check(table, job);
-        const PackedWeight& w = owners.emplace_back(describe(table, job), nullptr, table).packed;
-        bytes += (w.bytes + kLine - 1) / kLine * kLine;
-    }
+    for (const PackOp& op : ops)
+        for (const PackJob& job : op.jobs) {
+            check(table, job);
+            jobs.push_back(&job);
+            const PackedWeight& w = owners.emplace_back(describe(table, job), nullptr, table).packed;
+            bytes += (w.bytes + kLine - 1) / kLine * kLine;
+        }
     auto memory = std::make_shared<Memory>(bytes);
     std::byte* at = memory->data();
     for (PackedWeightOwner& owner : owners) {
@@ -493,26 +515,30 @@ std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, 
         owner.packed.data = at;
         at += (owner.packed.bytes + kLine - 1) / kLine * kLine;
     }
-    // A thread takes the panels that it will read as a rule, one by one, so that their pages are near it, and then what others have left:
-    // while the model is loaded other work has a core, and a fixed share would wait for the thread behind it.
     const auto threads = static_cast<size_t>(pool.threads());
-    std::vector<std::atomic<int64_t>> taken(jobs.size() * threads);  // panels of each thread's part of each job
-    std::atomic<size_t> unheld{jobs.size()};                         // the first job with a value that its format does not hold
+    std::vector<Range> parts;  // of the jobs, by threads: the panels that each will read
+    for (size_t thread = 0; thread < threads; ++thread)
+        for (size_t op = 0, first = 0; op < ops.size(); first += ops[op++].jobs.size()) {
+            std::vector<const PackedWeight*> weights;
+            for (size_t i = 0; i < ops[op].jobs.size(); ++i) weights.push_back(&owners[first + i].packed);
+            for (Range part : panels_of(weights, ops[op].product, static_cast<int>(thread), pool.threads())) parts.push_back(part);
+        }
+    // A thread takes its own part, one by one, so that the pages are near it, and then what others have left: while the model is loaded
+    // other work has a core, and a fixed share would wait for the thread behind it.
+    std::vector<std::atomic<int64_t>> taken(parts.size());  // panels of each
+    std::atomic<size_t> unheld{jobs.size()};                // the first job with a value that its format does not hold
     pool.run([&](int thread, int) {
         std::vector<float> floats;
-        for (size_t i = 0; i < taken.size(); ++i) {
-            const size_t owner = (static_cast<size_t>(thread) + i / jobs.size()) % threads, job = i % jobs.size();
-            const PackedWeight& w = owners[job].packed;
-            const Range part = share(w.bytes / w.panel_bytes, static_cast<int>(owner), pool.threads());
-            std::atomic<int64_t>& next = taken[job * threads + owner];
-            for (int64_t panel; (panel = part.begin + next.fetch_add(1, std::memory_order_relaxed)) < part.end;) {
-                if (pack_panel(w, table->paired_halves, jobs[job], panel, floats)) continue;
+        for (size_t i = 0; i < parts.size(); ++i) {
+            const size_t part = (static_cast<size_t>(thread) * jobs.size() + i) % parts.size(), job = part % jobs.size();
+            for (int64_t panel; (panel = parts[part].begin + taken[part].fetch_add(1, std::memory_order_relaxed)) < parts[part].end;) {
+                if (pack_panel(owners[job].packed, table->paired_halves, *jobs[job], panel, floats)) continue;
                 for (size_t first = unheld.load(); job < first && !unheld.compare_exchange_weak(first, job);) {}
             }
         }
     });
     if (unheld < jobs.size()) {
-        const PackJob& job = jobs[unheld];
+        const PackJob& job = *jobs[unheld];
         throw std::invalid_argument("A weight of " + std::to_string(job.n) + " x " + std::to_string(job.k) + " has values " +
                                     (job.format == Format::i8s ? "that are not finite: it cannot be quantised."
                                      : job.format == Format::i4

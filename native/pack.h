@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,12 @@ struct PackJob {
     int group = 0;
 };
 
+// Matrices that one op reads together. `product`: those are gate and up of gated_linear, which prepares their product as this form.
+struct PackOp {
+    std::vector<PackJob> jobs;
+    std::optional<Act> product = {};
+};
+
 // A packed weight with its memory, which it shares with those packed by the same call, and the level whose kernels it was packed for.
 struct PackedWeightOwner {
     PackedWeight packed;
@@ -39,10 +46,13 @@ const char* name_of(Format format);
 // The format that keeps every bit of a source.
 Format default_format(Source source);
 
-// Packs each job, in one run of the pool and into one mapping: one for each is rounded up to whole huge pages, which took 360 MB more than
-// the 96 MB of SmolLM2-135M. Float sources go to any float format, rounded to nearest even (a finite value that float16 cannot hold is
-// refused); quantised ones to their default format, or dequantised to a float format. Any source is quantised as i8s, or as i4 with a
-// group, by rounding its values to nearest; what is not finite is then refused. Throws std::invalid_argument that names the numbers.
-std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, std::span<const PackJob> jobs);
+// The panels of each of an op's weights that a share of it reads.
+std::vector<Range> panels_of(std::span<const PackedWeight* const> weights, std::optional<Act> product, int number, int shares);
+
+// Packs the jobs of each op, in one run of the pool and into one mapping: one for each is rounded up to whole huge pages, which took 360 MB
+// more than the 96 MB of SmolLM2-135M. Float sources go to any float format, rounded to nearest even (a finite value that float16 cannot
+// hold is refused); quantised ones to their default format, or dequantised to a float format. Any source is quantised as i8s, or as i4
+// with a group, by rounding its values to nearest; what is not finite is then refused. Throws std::invalid_argument that names the numbers.
+std::vector<PackedWeightOwner> pack(const KernelTable* table, ThreadPool& pool, std::span<const PackOp> ops);
 
 }  // namespace octavo

@@ -193,6 +193,16 @@ void Program::run(int first, int last) {
     }
 }
 
+void Program::run_share(int op, int number) {
+    check_values("op", &op, 1, 0, static_cast<int64_t>(ops_.size()) - 1);
+    check_values("number", &number, 1, 0, pool->threads() - 1);
+    const Op& body = ops_[static_cast<size_t>(op)].op;
+    if (!body) throw std::invalid_argument("An op of rows, or of the host, does not have a share for each thread.");
+    inputs->check_counts();
+    for (auto& prepare : prepare_) prepare();
+    body(number, pool->threads());
+}
+
 void Program::run_ops(size_t begin, size_t end) {
     if (profile) seconds.resize(ops_.size(), 0.0);
     std::vector<Group> groups;  // what is computed together

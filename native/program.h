@@ -97,6 +97,7 @@ class Program {
 
     // Runs segments [first, last) of the step described by the inputs; -1 means to the end.
     void run(int first, int last);
+    void run_share(int op, int number);  // of an op that has one for each thread, by itself
 
     // Where `rows` rows of `row_bytes` bytes start in the workspace; std::out_of_range where they do not lie in it.
     template <class T>

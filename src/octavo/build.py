@@ -44,6 +44,7 @@ from octavo.runtime.machine import Machine, take_machine
 from octavo.runtime.memory import available_memory
 from octavo.runtime.overlap import OverlappedRunner
 from octavo.runtime.pooler import KINDS, Pooler
+from octavo.runtime.reads import matrix_reads
 from octavo.runtime.runner import NativeRunner
 from octavo.runtime.sampler import BatchSampler
 from octavo.runtime.sizing import (
@@ -224,7 +225,10 @@ def load(config: EngineConfig, opened: Sequence[Files], machine: Machine, max_ro
     first_group = 0
     for files in opened:
         model = files.model.config
-        weights = pack_weights(files.tensors, files.targets, machine.isa, machine.pool)
+        # On one node it is near every thread, whoever writes it.
+        several = len(machine.nodes) > 1
+        reads = matrix_reads(files.model, files.tensors, files.targets, machine.isa) if several else ()
+        weights = pack_weights(files.tensors, files.targets, machine.isa, machine.pool, reads)
         samplings = [
             _native.SampleInputs(max_rows, model.vocab_size, most_logprobs, machine.threads)
             for _ in range(1 + machine.looks_ahead)

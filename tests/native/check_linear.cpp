@@ -72,8 +72,8 @@ Weights pack_both(Context& c, const SourceShape& shape, int n, int k, Random& ra
     const auto bytes = random_tensor(shape, n, k, random);
     const auto size = static_cast<int64_t>(bytes.size());
     auto pack_for = [&](const KernelTable& table) {
-        const PackJob job{shape.target, shape.source, bytes.data(), size, n, k, shape.group};
-        return std::move(pack(&table, pool, {&job, 1})[0]);
+        const PackOp op{{{shape.target, shape.source, bytes.data(), size, n, k, shape.group}}};
+        return std::move(pack(&table, pool, {&op, 1})[0]);
     };
     return {pack_for(c.table), pack_for(c.scalar)};
 }

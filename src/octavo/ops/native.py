@@ -205,11 +205,15 @@ class NativeOps:
         if self._pooled is not None:
             self._nodes.append(self._pooled)
 
+    def linears(self) -> list[tuple[list[Any], int | None]]:
+        """Ends the recording; the weights of each linear op, and of gated ones the form of their product."""
+        self._fuse()
+        with_weights = [node.attributes for node in self._nodes if "weights" in node.attributes]
+        return [(attributes["weights"], attributes.get("act")) for attributes in with_weights]
+
     def workspace_bytes(self, max_context: int) -> int:
         """Ends the recording and places the buffers; the bytes that they take where no sequence is longer."""
-        if not self._fused:
-            self._nodes = fuse_gates(group_linears(prepare_activations(fuse_residuals(self._nodes), self._isa)))
-            self._fused = True
+        self._fuse()
         tokens, seqs = self._capacity["T"], self._capacity["S"]
         most = max(
             (
@@ -250,6 +254,11 @@ class NativeOps:
     def keep(self, *buffers: Buffer) -> None:
         """Lets buffers live to the end of the step, so that their rows can be read when it is over."""
         self._nodes.append(Node("keep", list(buffers), [], lambda p, i, o: None))
+
+    def _fuse(self) -> None:
+        if not self._fused:
+            self._nodes = fuse_gates(group_linears(prepare_activations(fuse_residuals(self._nodes), self._isa)))
+            self._fused = True
 
     def _update_cache(self, group: int) -> Emit:
         return lambda p, i, o: p.update_cache(group, self._caches[group])

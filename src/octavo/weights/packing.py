@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +22,49 @@ Packed = _native.PackedWeight | NDArray[np.float32]
 BATCH_BYTES = 1 << 28
 
 
+class Read(NamedTuple):
+    """Matrices that one op reads together, by name, and the form that it prepares their product as, where they are gate
+    and up.
+    """
+
+    names: Sequence[str]
+    product: int | None = None
+
+
 def pack_weights(
-    tensors: Mapping[str, Tensor], targets: Mapping[str, Target], isa: _native.KernelTable, pool: _native.ThreadPool
+    tensors: Mapping[str, Tensor],
+    targets: Mapping[str, Target],
+    isa: _native.KernelTable,
+    pool: _native.ThreadPool,
+    reads: Sequence[Read] = (),
 ) -> dict[str, Packed]:
-    """Each matrix [n, k] packed as its target for `isa`, each vector as a float32 array."""
+    """Each matrix [n, k] packed as its target for `isa`, each vector as a float32 array.
+
+    Each thread writes what it will read, so that this is near it. Matrices that are not among `reads` are read alone.
+    """
     total = sum(tensor.data.nbytes for tensor in tensors.values())
     packed: dict[str, Packed] = {}
     with progress(total) as done:
-        for batch in batches(tensors):
-            jobs = {name: job(tensor, targets[name]) for name, tensor in batch.items() if name in targets}
-            packed.update(zip(jobs, _native.pack_all(isa, pool, list(jobs.values())), strict=True))
-            vectors = {name: tensor for name, tensor in batch.items() if name not in jobs}
-            packed.update((name, np.ascontiguousarray(dequantize(tensor))) for name, tensor in vectors.items())
-            done(sum(tensor.data.nbytes for tensor in batch.values()))
+        for batch in batches(first_reads(targets, reads), tensors):
+            jobs = [([job(tensors[name], targets[name]) for name in names], product) for names, product in batch]
+            names = [name for read in batch for name in read.names]
+            packed.update(zip(names, _native.pack_all(isa, pool, jobs), strict=True))
+            done(sum(tensors[name].data.nbytes for name in names))
+        for name, tensor in tensors.items():
+            if name not in targets:
+                packed[name] = np.ascontiguousarray(dequantize(tensor))
+                done(tensor.data.nbytes)
     return packed
+
+
+def first_reads(targets: Mapping[str, Target], reads: Sequence[Read]) -> Iterator[Read]:
+    """The reads of matrices that no read before has, and then each matrix that has none."""
+    left = set(targets)
+    for names, product in [*reads, *(Read([name]) for name in targets)]:
+        first = [name for name in names if name in left]
+        left.difference_update(first)
+        if first:
+            yield Read(first, product)
 
 
 def job(tensor: Tensor, target: Target) -> tuple[str, str, Any, int, int, int]:
@@ -43,16 +72,16 @@ def job(tensor: Tensor, target: Target) -> tuple[str, str, Any, int, int, int]:
     return (target.format, tensor.format, tensor.data.reshape(-1), n, k, target.group)
 
 
-def batches(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The tensors in their order, in parts of about BATCH_BYTES."""
-    batch: dict[str, Tensor] = {}
+def batches(reads: Iterable[Read], tensors: Mapping[str, Tensor]) -> Iterator[list[Read]]:
+    """The reads in their order, in parts of about BATCH_BYTES."""
+    batch: list[Read] = []
     size = 0
-    for name, tensor in tensors.items():
-        batch[name] = tensor
-        size += tensor.data.nbytes
+    for read in reads:
+        batch.append(read)
+        size += sum(tensors[name].data.nbytes for name in read.names)
         if size >= BATCH_BYTES:
             yield batch
-            batch, size = {}, 0
+            batch, size = [], 0
     if batch:
         yield batch
 
