@@ -17,6 +17,7 @@ from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.engine.batch import Batch
 from octavo.loaded_model import LoadedModel
+from octavo.runtime.runner import NativeRunner
 from octavo.sampling_params import SamplingParams
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -85,7 +86,9 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, isa: str,
 
 def test_a_step_is_one_native_call(tmp_path: Path) -> None:
     model = load(tiny.write_checkpoint("gemma3", tmp_path), max_num_batched_tokens=32)
-    program = model.engine.runner.program
+    runner = model.engine.runner
+    assert isinstance(runner, NativeRunner)
+    program = runner.program
     for i in range(3):
         add(model, f"r{i}", tiny.prompt("gemma3")[i:], max_tokens=8, n=1 + i, temperature=1.0, seed=i)
     before, steps = program.runs, 0

@@ -237,7 +237,7 @@ def test_sizes_that_cannot_be_are_refused(make: Callable[[], Any]) -> None:
 
 def test_none_is_no_object() -> None:
     with pytest.raises(TypeError):
-        _native.Program(ISA, POOL, None, 64)  # type: ignore[arg-type]
+        _native.Program(ISA, POOL, None, 64)  # type: ignore[call-overload]
     with pytest.raises(TypeError):
         World().program.sample(0, VOCAB, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError):

@@ -16,6 +16,7 @@ from octavo.build import build
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, ModelError
 from octavo.model_files import describe
+from octavo.runtime.runner import NativeRunner
 from octavo.runtime.sizing import group_specs, plan_pool
 from octavo.sampling_params import SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
@@ -55,7 +56,9 @@ def test_auto_is_the_longest_context_for_which_all_fits(folder: Path, bytes_per_
 
 def test_the_arrays_of_a_step_are_sized_for_the_context_that_is_served(folder: Path) -> None:
     model = build(EngineConfig(model=str(folder), max_model_len="auto", kv_cache_memory=MIB, async_scheduling=False))
-    group = model.engine.runner.program.inputs.groups[0]
+    runner = model.engine.runner
+    assert isinstance(runner, NativeRunner)
+    group = runner.program.inputs.groups[0]
     assert model.max_model_len == MIB // 384 // 16 * 16 < 65536
     assert group.block_table.shape[1] == model.max_model_len // 16
     whole = SamplingParams(max_tokens=None, ignore_eos=True, temperature=0)

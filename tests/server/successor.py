@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tokenizers
 
-from octavo.engine.batch import Batch, Pending, RangeOutput, ScheduledRange, TokenOutput
+from octavo.engine.batch import Batch, Output, Pending, RangeOutput, ScheduledRange, TokenOutput
 from octavo.engine.request import Sequence
 from octavo.text.tokenizer import Tokenizer, tokenizer_from_folder
 
@@ -88,11 +88,11 @@ class SuccessorModel:
 
 
 class Done(Pending):
-    def __init__(self, outputs: list[RangeOutput], ready: float) -> None:
+    def __init__(self, outputs: list[Output], ready: float) -> None:
         self._outputs = outputs
         self._ready = ready
 
-    def outputs(self) -> list[RangeOutput]:
+    def outputs(self) -> list[Output]:
         time.sleep(max(0.0, self._ready - time.monotonic()))
         return self._outputs
 
