@@ -1,5 +1,5 @@
-// Which panels of its weights a share of a linear op reads: the cut of kernels/linear.inl, with which tests/runtime/test_placement.py
-// compares it. pack() lets the same thread write them, so that on a machine of several nodes they lie near it.
+// Which panels of its weights a share of a linear op reads. pack() lets the same thread write them, so that on a machine of several nodes
+// they lie near it. ISA files include it: nothing here is external.
 #pragma once
 
 #include "layout.h"
@@ -16,10 +16,10 @@ static inline Range panels_within(const PackedWeight& w, int64_t start, Range by
     return {before(bytes.begin), before(bytes.end)};
 }
 
+// The columns that a form of activations takes together.
+static constexpr int part_columns(Act act) { return act == Act::s8 ? kActSpan : 32; }
+
 // Columns of gate and up that are computed at a time: whole panels, and whole parts of the form that their product is prepared as.
-static constexpr int gated_columns(int panel, Act form) {
-    const int part = form == Act::s8 ? kActSpan : 32;
-    return panel < part ? part : panel;
-}
+static constexpr int gated_columns(int panel, Act form) { return panel < part_columns(form) ? part_columns(form) : panel; }
 
 }  // namespace octavo

@@ -1,4 +1,5 @@
 // Linear layers: preparing activations, the work of a call shared out, rows of a packed weight read back.
+#include "../shares.h"
 #include "linear_tiles.inl"
 #ifdef OCTAVO_HAS_AMX
 #include "linear_amx.inl"
@@ -134,10 +135,7 @@ static inline void quantize_span(const float* x, int n, std::byte* out) {
     std::memcpy(out + SpanTile::kActValues, &span, sizeof span);
 }
 
-// The columns that a form takes together.
-static constexpr int part_of(Act act) { return act == Act::s8 ? kActSpan : 32; }
-
-// Values [begin, end) of a row, x being the first of them; begin is a multiple of part_of(act) and of W.
+// Values [begin, end) of a row, x being the first of them; begin is a multiple of part_columns(act) and of W.
 static inline void prepare(Act act, const float* x, int begin, int end, std::byte* row) {
     const int count = end - begin;
     switch (act) {
@@ -220,7 +218,7 @@ static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end) {
 static void gated_linear(const GatedArgs& a, int thread, int threads) {
     constexpr int kMostColumns = kPanel < kActSpan ? kActSpan : kPanel;
     alignas(64) float sums[2][kMostColumns / kPanel][kRowBlock * kPanel];
-    const int unit_columns = kPanel < part_of(a.form) ? part_of(a.form) : kPanel;
+    const int unit_columns = gated_columns(kPanel, a.form);
     const PackedWeight* weights[2] = {a.gate, a.up};
     const PanelSums compute[2] = {panel_sums_of(*a.gate), panel_sums_of(*a.up)};
     const std::byte* xs[2] = {a.gate_x, a.up_x};
@@ -255,18 +253,11 @@ static void gated_linear(const GatedArgs& a, int thread, int threads) {
 static void linear(const LinearArgs* list, int count, int thread, int threads) {
     int64_t total = 0;
     for (int i = 0; i < count; ++i) total += list[i].weight->bytes;
-    const int64_t first = total * thread / threads, last = total * (thread + 1) / threads;
     int64_t start = 0;
     for (int i = 0; i < count; ++i) {
-        const PackedWeight& w = *list[i].weight;
-        // The panels that begin within [first, last).
-        auto panels_before = [&](int64_t byte) {
-            int64_t panels = w.bytes / w.panel_bytes, before = (byte - start + w.panel_bytes - 1) / w.panel_bytes;
-            return byte <= start ? 0 : before < panels ? before : panels;
-        };
-        int64_t begin = panels_before(first), end = panels_before(last);
-        if (begin < end) linear_panels(list[i], begin, end);
-        start += w.bytes;
+        const Range panels = panels_within(*list[i].weight, start, share(total, thread, threads));
+        if (panels.begin < panels.end) linear_panels(list[i], panels.begin, panels.end);
+        start += list[i].weight->bytes;
     }
 }
 
