@@ -287,6 +287,18 @@ def test_a_grammar_that_fails_ends_its_own_request(llm: LLM) -> None:
     assert compiler.compile(constraint) is not before
 
 
+def test_a_limit_that_an_allowed_token_meets_is_told_of_the_constraint(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first mask is made, in a time that a fast machine would take for little; the lexer fails at the token."""
+    monkeypatch.setattr(grammar, "MAX_FIRST_MASK_SECONDS", 60)
+    failing = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(x{1000}){1000}"), max_tokens=5)
+    with pytest.raises(GenerationError, match="grammar failed") as caught:
+        llm.generate([PROMPT] * 2, [failing, SamplingParams(max_tokens=3, ignore_eos=True)], use_tqdm=False)
+    assert caught.value.failed == [0] and len(caught.value.outputs[1].outputs[0].token_ids) == 3
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_grammar_that_takes_too_long_ends_its_own_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of ways to read a text under this grammar grows with the text."""
     monkeypatch.setattr(grammar, "SLOW_STEP_SECONDS", 0.002)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from octavo.engine.batch import ScheduledRange
 from octavo.engine.request import Request, Sequence, TokenOutput
@@ -18,7 +18,14 @@ class Logprob:
 
 
 class Contradiction(str):
-    """An error that is the request's own: what it asks for leaves nothing to sample."""
+    """An error that is the request's own: what it asks for, by `param` where it is one field, cannot be had."""
+
+    param: str | None
+
+    def __new__(cls, text: str, param: str | None = None) -> Self:
+        self = super().__new__(cls, text)
+        self.param = param
+        return self
 
 
 Logprobs = dict[int, Logprob]  # by token id; the chosen or given token first

@@ -328,8 +328,9 @@ class GrammarMatcher:
     def accept(self, token_id: int) -> bool:
         if token_id in self.grammar.eos_token_ids and self.ll.is_accepting:
             return True
-        if not self.ll.consume(token_id):
-            raise ValueError(self.fault() or f"The grammar does not allow token {token_id}.")
+        # A limit that is met here, at an allowed token, is told with the next mask, if one is wanted.
+        if not self.ll.consume(token_id) and not self.fault():
+            raise ValueError(f"The grammar does not allow token {token_id}.")
         return False
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo import _native
 from octavo.engine.batch import Batch, ScheduledRange
+from octavo.engine.outputs import Contradiction
 from octavo.engine.request import Sequence
 from octavo.errors import describe
 from octavo.runtime.rows import moved_rows
@@ -18,8 +19,9 @@ Sampled = dict[tuple[str, int], int]  # by request id and sequence index
 class RangeFault(Exception):
     """One range of a batch cannot be written, and why. The others can be computed without it."""
 
-    def __init__(self, scheduled: ScheduledRange, cause: Exception) -> None:
-        super().__init__(describe(cause))
+    def __init__(self, scheduled: ScheduledRange, cause: Exception | Contradiction) -> None:
+        self.error = describe(cause) if isinstance(cause, Exception) else cause
+        super().__init__(self.error)
         self.scheduled = scheduled
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.engine.batch import Batch, Output, RangeOutput
+from octavo.engine.outputs import Contradiction
 from octavo.runtime.inputs import InputWriter, RangeFault, Sampled
 from octavo.runtime.pooler import Pooler
 from octavo.runtime.sampler import BatchSampler
@@ -113,8 +114,9 @@ class NativeRunner:
             self.inputs.write(batch, sampled)
             self._sampler.write(batch)
         except RangeFault as fault:
-            errors[id(fault.scheduled)] = str(fault)
-            logger.exception("A request cannot be written into the arrays of a step.")
+            errors[id(fault.scheduled)] = fault.error
+            if not isinstance(fault.error, Contradiction):
+                logger.exception("A request cannot be written into the arrays of a step.")
             return False
         return True
 

@@ -27,7 +27,7 @@ def raise_for_failure(failed: Sequence[SequenceOutput]) -> None:
     """The client gets an error instead of a finish reason that it cannot know."""
     for output in failed:
         if isinstance(output.error, Contradiction):
-            raise ApiError(400, output.error)
+            raise ApiError(400, output.error, output.error.param)
         if output.finish_reason == "error":
             raise ApiError(500, "The engine met an error in a step of this request; the server's log says more.")
         if output.finish_reason == "abort":
