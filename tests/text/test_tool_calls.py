@@ -216,10 +216,13 @@ def test_long_floods_and_calls_with_many_arguments_are_quick() -> None:
 
 
 def seconds(name: str, text: str) -> float:
-    """Of this thread alone, whatever else the machine does."""
-    start = time.thread_time()
-    read(name, [text])
-    return time.thread_time() - start
+    """Of this thread alone, whatever else the machine does; the least of three: one may collect garbage."""
+    spent = []
+    for _ in range(3):
+        start = time.thread_time()
+        read(name, [text])
+        spent.append(time.thread_time() - start)
+    return min(spent)
 
 
 class TestFormats:
