@@ -28,7 +28,8 @@ static inline vf load_e4m3(const uint8_t* p) {  // in units of kE4M3Unit
     return _mm512_cvtph_ps(_mm256_mask_blend_epi16(nan, half, _mm256_set1_epi16(0x7e00)));
 }
 
-#if OCTAVO_HAS_DPBF16
+// Processors with AMX start a vdpbf16ps every other cycle, which two multiply-adds a cycle outrun.
+#if OCTAVO_HAS_DPBF16 && !OCTAVO_HAS_AMX
 #define OCTAVO_PAIRED_BF16 1
 using pairs_bf16 = __m512bh;
 static inline pairs_bf16 load_pairs(const bf16* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }

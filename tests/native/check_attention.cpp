@@ -104,7 +104,7 @@ void attend(const KernelTable& table, const Case& s, const Cache& cache, const M
 // Whether the table multiplies pairs of bf16, so that the weights p are rounded to it, with the scales of the values in them.
 bool rounds_weights(const KernelTable& table, CacheType type) {
     const std::string name = table.name;
-    return type != CacheType::f32 && type != CacheType::f16 && (name == "amx" || name == "avx512_bf16" || name == "neon_i8mm" || name == "scalar");
+    return type != CacheType::f32 && type != CacheType::f16 && (name == "avx512_bf16" || name == "neon_i8mm" || name == "scalar");
 }
 
 // The softmax turns an absolute error of a score into a relative one of p; the output then moves by that part of the largest value. A score

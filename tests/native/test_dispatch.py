@@ -23,10 +23,13 @@ FLAGS = {
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
 def test_a_level_is_supported_where_linux_says_so() -> None:
-    assert list(LEVELS) == [name for name in FLAGS if name in LEVELS]
-    assert set(FLAGS) - set(LEVELS) <= {"amx", "avx2_vnni"}
     text = Path("/proc/cpuinfo").read_text()
     flags = set(next(line for line in text.splitlines() if line.startswith("flags")).split())
+    order = list(FLAGS)
+    if "GenuineIntel" in text and "avx512_fp16" in flags:  # where vdpbf16ps has half the rate of multiply-adds
+        order[1:3] = reversed(order[1:3])
+    assert list(LEVELS) == [name for name in order if name in LEVELS]
+    assert set(FLAGS) - set(LEVELS) <= {"amx", "avx2_vnni"}
     for name, supported in LEVELS.items():
         if name == "amx":  # a process has to be permitted to use it
             assert not supported or FLAGS[name] <= flags

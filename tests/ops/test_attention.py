@@ -15,7 +15,7 @@ from octavo.ops.reference.numbers import round_to
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
 POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2)}
 TYPES = ["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
-PAIRED = ("amx", "avx512_bf16", "neon_i8mm", "scalar")  # levels that multiply pairs of bf16, or do as if
+PAIRED = ("avx512_bf16", "neon_i8mm", "scalar")  # levels that multiply pairs of bf16, or do as if
 NEVER_PAIRED = ("f32", "f16")
 
 
