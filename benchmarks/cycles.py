@@ -5,7 +5,7 @@
 Compiles one kernel table, takes the loop with the most dot products of each tile, and prints its cycles and the share
 of them that its dot products alone would take. A model knows ports and latencies, but no caches and no neighbours.
 
-LLVM 19 gives vpdpbusd and vdpbf16ps half the rate that Zen 4 has (one of 64 bytes a cycle, on the ports of
+LLVM 19 gives vpdpbusd, vpdpwssd and vdpbf16ps half the rate that Zen 4 has (one of 64 bytes a cycle, on the ports of
 vfmadd231ps), and lets a broadcast from memory take a port of arithmetic: both are told to it as what they cost.
 """
 
@@ -27,7 +27,11 @@ LEVELS = {  # compiler flags, and the dot products of 64 or 32 bytes that a cycl
 }
 FLAGS = ["-std=c++20", "-O3", "-S", "-fPIC", "-w", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
 DOTS = ("vpdpbusd", "vdpbf16ps", "vpmaddubsw")
-COSTS = {r"vpdpbusd|vdpbf16ps": "vfmadd231ps", r"(vpbroadcastd|vbroadcastss)(?=\t\S*\()": "vmovups", r"\{1to16\}": ""}
+COSTS = {
+    r"vpdpbusd|vpdpwssd|vdpbf16ps": "vfmadd231ps",
+    r"(vpbroadcastd|vbroadcastss)(?=\t\S*\()": "vmovups",
+    r"\{1to16\}": "",
+}
 
 
 def main() -> None:

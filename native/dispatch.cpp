@@ -52,8 +52,9 @@ struct Features {
     bool half_rate_bf16 = false;
 };
 
-// Intel's processors since Golden Cove, which have AVX512-FP16, start a vdpbf16ps of 64 bytes every other cycle: with 64 operations each, half of
-// what two vfmadd231ps a cycle do (measured: 96 and 186 GFLOP/s a core). Where AMX is hidden from a guest, plain AVX-512 is the faster level.
+// Intel's processors since Golden Cove, which have AVX512-FP16, start a vdpbf16ps of 64 bytes every other cycle: with 64 operations each,
+// half of what two vfmadd231ps a cycle do (measured: 96 and 186 GFLOP/s a core). Where AMX is hidden from a guest, plain AVX-512 is the
+// faster level.
 bool starts_bf16_every_other_cycle(bool fp16) {
     unsigned a, b, c, d;
     constexpr unsigned kGenu = 0x756e6547, kIneI = 0x49656e69, kNtel = 0x6c65746e;

@@ -80,8 +80,12 @@ struct ActGroup {
     float half_scale[2];
     float sum, half_sum[2];  // of the values that stand in the group, in either half; exact
     float magic;             // 1.5 * 2^23 * scale
+    // For Dot<4> of dot_quads.h: what the products of either half begin at, and what all of them times their factors are added to, for
+    // q - 8 and for q.
+    int32_t start[2], bits[2];
 };
-static constexpr int kMostFactor = 64;  // with which 32 products with weights of 4 bits stay below 2^22
+static constexpr int kLowerStart = 1 << 14;  // 16 products with q - 8, at most 2^14 - 128, and this: not below 0, and below 2^15
+static constexpr int kMostFactor = 64;       // with which 32 products with weights of 4 bits stay below 2^22
 static_assert(2 * 16 * 127 * 15 * kMostFactor < 1 << 22);
 
 // What a row of int8 activations holds behind every span of values, zeros where k ends.

@@ -15,6 +15,7 @@ namespace {  // members of a class in a named namespace would be weak symbols
 constexpr int kPanelVectors = 2;  // a panel has 16 columns, so that a tile reads it without gaps: a third more than from 32 for many rows
 constexpr int kFloatRows = 6, kFloatVectors = 2;
 constexpr int kIntRows = 4, kIntVectors = 2;
+constexpr int kSpanRows = kIntRows, kSpanVectors = kIntVectors;
 constexpr int kUnpackTiles = 3;  // from which on a block of a panel is unpacked once for all
 constexpr Act kActBytes = Act::q8w, kActSixteens = Act::q8h;
 constexpr bool kPairedHalves = true;
@@ -39,6 +40,9 @@ struct Dot {
         int32_t factors = 0x00010001;
         if (!kSixteens) std::memcpy(&factors, act.factor, 4);
         return _mm256_madd_epi16(acc, _mm256_set1_epi32(factors));
+    }
+    static inline vf finish(vi acc, const ActGroup& act, bool minimum) {
+        return as_floats(add_i(set1_i(act.bits[minimum]), finish(acc, act)));
     }
 };
 

@@ -16,7 +16,7 @@ using Quad = decltype(spread(0));
 template <int kBits>
 struct Dot {
     static constexpr bool kFactored = false;  // finish() applies the factors of the halves
-    static constexpr bool kTurns = false;     // the upper half comes first, and then turn()
+    static constexpr bool kTurns = false;     // the upper half comes first, from start(), and then turn()
     static constexpr int kUnits = 1;          // per quad
     static constexpr int kSpan = 16;          // values of K between two visits to the float32 sums
     static constexpr int kRun = 4;            // quads between two calls of finish()
@@ -29,17 +29,19 @@ struct Dot {
     static inline vi finish(vi acc, const ActGroup&) { return acc; }
 };
 
-// A half of 4-bit weights, 16 products, adds up to less than 2^15: that of the upper half moves to the upper 16 bits of its lane, and that
-// of the lower one comes below, 2^15 more so that it borrows nothing. One dot product of pairs then applies the factors of both.
+// 16 products of 4-bit weights less 8 fit 15 bits and a sign: those of the upper half of the group move to the upper 16 bits of their
+// lanes, those of the lower one come below, begun so that they are never negative. One dot product of pairs then applies the factors of
+// both and adds what makes a float of their sum, and what undoes the beginnings.
 template <>
 struct Dot<4> : Dot<8> {
     static constexpr bool kFactored = true, kTurns = true;
     static constexpr int kSpan = 32, kRun = 8;
-    static inline vi turn(vi acc) { return add_i(upper_half(acc), set1_i(0x8000)); }
-    static inline vi finish(vi acc, const ActGroup& act) {
+    static inline vi start(const ActGroup& act) { return set1_i(act.start[1]); }
+    static inline vi turn(vi acc, const ActGroup& act) { return move_up(acc, set1_i(act.start[0])); }
+    static inline vf finish(vi acc, const ActGroup& act, bool minimum) {
         int32_t factors;
         std::memcpy(&factors, act.factor, 4);
-        return dot_s16(xor_i(acc, set1_i(0x8000)), set1_i(factors));
+        return as_floats(add_dot_s16(set1_i(act.bits[minimum]), acc, set1_i(factors)));
     }
 };
 

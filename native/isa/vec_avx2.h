@@ -42,12 +42,11 @@ static inline vi bits_at(vi a, int right, int mask) {
     const vi moved = right > 0 ? _mm256_srli_epi32(a, right) : right < 0 ? _mm256_slli_epi32(a, -right) : a;
     return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
 }
-static inline vi xor_i(vi a, vi b) { return _mm256_xor_si256(a, b); }
-static inline vi upper_half(vi a) { return _mm256_slli_epi32(a, 16); }
-// The dot products of pairs of 16 bits.
-static inline vi dot_s16(vi a, vi b) { return _mm256_madd_epi16(a, b); }
-// The float whose bits are those of `a` and the integer more.
-static inline vf add_bits(vf a, vi more) { return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), more)); }
+// The lower 16 bits of `a` above those of `below`, which are all that it has.
+static inline vi move_up(vi a, vi below) { return _mm256_or_si256(_mm256_slli_epi32(a, 16), below); }
+// acc + the dot products of pairs of 16 bits.
+static inline vi add_dot_s16(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+static inline vf as_floats(vi a) { return _mm256_castsi256_ps(a); }
 static inline vf to_f32(vi a) { return _mm256_cvtepi32_ps(a); }
 static inline vi to_i32(vf a) { return _mm256_cvtps_epi32(a); }  // round half to even
 // x * 2^n for n in [-126, 127]

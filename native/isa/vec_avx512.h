@@ -43,12 +43,14 @@ static inline vi bits_at(vi a, int right, int mask) {
     const vi moved = right > 0 ? _mm512_srli_epi32(a, places) : right < 0 ? _mm512_slli_epi32(a, places) : a;
     return _mm512_and_si512(moved, _mm512_set1_epi32(0x01010101 * mask));
 }
-static inline vi xor_i(vi a, vi b) { return _mm512_xor_si512(a, b); }
-static inline vi upper_half(vi a) { return _mm512_slli_epi32(a, 16); }
-// The dot products of pairs of 16 bits.
-static inline vi dot_s16(vi a, vi b) { return _mm512_madd_epi16(a, b); }
-// The float whose bits are those of `a` and the integer more.
-static inline vf add_bits(vf a, vi more) { return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), more)); }
+// The lower 16 bits of `a` above those of `below`.
+static inline vi move_up(vi a, vi below) {
+    const vi words = _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100);
+    return _mm512_mask_shuffle_epi8(below, 0xccccccccccccccccull, a, words);
+}
+// acc + the dot products of pairs of 16 bits.
+static inline vi add_dot_s16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
+static inline vf as_floats(vi a) { return _mm512_castsi512_ps(a); }
 static inline vf to_f32(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi to_i32(vf a) { return _mm512_cvtps_epi32(a); }  // round half to even
 // x * 2^n for n in [-126, 127]

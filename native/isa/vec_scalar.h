@@ -61,12 +61,13 @@ static inline vi bits_at(vi a, int right, int mask) {
     const vu moved = right > 0 ? (vu)a >> right : right < 0 ? (vu)a << -right : (vu)a;
     return (vi)(moved & 0x01010101u * static_cast<uint32_t>(mask));
 }
-static inline vi xor_i(vi a, vi b) { return a ^ b; }
-static inline vi upper_half(vi a) { return (vi)((vu)a << 16); }
-// The dot products of pairs of 16 bits.
-static inline vi dot_s16(vi a, vi b) { return (upper_half(a) >> 16) * (upper_half(b) >> 16) + (a >> 16) * (b >> 16); }
-// The float whose bits are those of `a` and the integer more.
-static inline vf add_bits(vf a, vi more) { return (vf)((vi)a + more); }
+// The lower 16 bits of `a` above those of `below`, which are all that it has.
+static inline vi move_up(vi a, vi below) { return (vi)((vu)a << 16) | below; }
+// acc + the dot products of pairs of 16 bits.
+static inline vi add_dot_s16(vi acc, vi a, vi b) {
+    return acc + (move_up(a, vi{}) >> 16) * (move_up(b, vi{}) >> 16) + (a >> 16) * (b >> 16);
+}
+static inline vf as_floats(vi a) { return (vf)a; }
 static inline vf to_f32(vi a) { return __builtin_convertvector(a, vf); }
 // Round half to even, for |a| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
 static inline vi to_i32(vf a) { return (vi)(a + 12582912.0f) - 0x4b400000; }

@@ -94,7 +94,7 @@ static inline void quantize_group(Act act, const float* x, int n, std::byte* out
     group.scale = check != 0.0f ? check : power;
     group.magic = 12582912.0f * group.scale;
     vi q[kVectors];
-    int32_t sums[2];
+    int32_t whole_sum = 0;
     for (int half = 0; half < 2; ++half) {
         const int32_t factor = check != 0.0f ? 1 : factor_of(halves[half], 1.0f / group.scale);
         group.factor[half] = static_cast<int16_t>(factor);
@@ -105,10 +105,14 @@ static inline void quantize_group(Act act, const float* x, int n, std::byte* out
             q[i] = check != 0.0f ? zero_i() : to_i32(mul(values[i], set1(inverse)));
             sum = add(sum, to_f32(q[i]));
         }
-        sums[half] = factor * static_cast<int32_t>(reduce_add(sum));  // integers: exact in any order
-        group.half_sum[half] = group.scale * static_cast<float>(sums[half]);
+        const auto plain = static_cast<int32_t>(reduce_add(sum));  // integers: exact in any order
+        group.start[half] = (half ? 0 : kLowerStart) - 8 * plain;
+        group.half_sum[half] = group.scale * static_cast<float>(factor * plain);
+        whole_sum += factor * plain;
     }
-    group.sum = group.scale * static_cast<float>(sums[0] + sums[1]);
+    group.sum = group.scale * static_cast<float>(whole_sum);
+    group.bits[0] = static_cast<int32_t>(f32_to_bits(group.magic)) - (Dot<4>::kTurns ? kLowerStart * group.factor[0] : 8 * whole_sum);
+    group.bits[1] = group.bits[0] + 8 * whole_sum;
     store_ints(act, out, q, group);
     std::memcpy(out + group_ints(act), &group, sizeof group);
 }

@@ -88,7 +88,7 @@ struct FloatTile {
 
     // A block as float32, exactly and once for all tiles of many rows.
     using Unpacked = FloatTile<F32Weights>;
-    static constexpr bool kUnpacks = kUnpackTiles > 0 && !std::is_same_v<Weights, F32Weights>;
+    static constexpr bool kUnpacks = kUnpackTiles > 0 && std::is_base_of_v<F32Weights, Weights> && !std::is_same_v<Weights, F32Weights>;
     static constexpr int kUnpackedSteps = Weights::kParts;
     static constexpr int64_t kUnpackedBytes = sizeof(float) * kPanel * kUnpackedSteps;
     static inline void unpack(const std::byte* w, int64_t steps, std::byte* out) {
@@ -171,7 +171,8 @@ struct IntTile {
     static constexpr int kActGroups = kTwoLevels ? kSuper / 32 : kGroup / 32;  // a step
     static constexpr int64_t kActStep = kActGroups * kActGroup;
     static constexpr int kFactors = factor_bytes(F, kPanel, kMinimum);
-    static_assert(kSpan <= kGroup && (!kMinimum || Dot::kOffset == 0));
+    static constexpr bool kWide = kGroup > 32;
+    static_assert(kSpan <= kGroup && (!kMinimum || Dot::kOffset == 0) && (!Dot::kFactored || 4 * kRun == kSpan));
 
     // A block whose quads are bytes, for all tiles of many rows. Quads from a single place are put together in less time than their bytes
     // are loaded.
@@ -196,20 +197,24 @@ struct IntTile {
         }
     }
 
-    // dot = the exact products of a span, of `half` of the 32 values or both: [R][V].
+    // acc = the exact products of a span, of `half` of the 32 values or both, before finish() where the level applies factors: [R][V].
     template <int R, int V>
-    static inline void multiply(const std::byte* quads, const std::byte* a, int64_t a_stride, int half, vi (&dot)[R][V]) {
+    static inline void multiply(const std::byte* quads, const std::byte* a, int64_t a_stride, int half, vi (&acc)[R][V]) {
+        vi run[R][V];
         OCTAVO_UNROLL
         for (int quad = 0; quad < kSpan / 4; quad += kRun) {
-            vi acc[R][V];
+            vi(&to)[R][V] = quad ? run : acc;
             OCTAVO_UNROLL
             for (int unit = 0; unit < kRun * kUnits; ++unit) {
                 if constexpr (Dot::kTurns) {
-                    if (unit == kRun / 2) OCTAVO_UNROLL
-                    for (int i = 0; i < R * V; ++i) acc[i / V][i % V] = Dot::turn(acc[i / V][i % V]);
+                    if (unit % (kRun / 2) == 0) OCTAVO_UNROLL
+                    for (int i = 0; i < R * V; ++i) {
+                        const ActGroup& act = act_group(a + i / V * a_stride);
+                        to[i / V][i % V] = unit ? Dot::turn(to[i / V][i % V], act) : Dot::start(act);
+                    }
                 }
                 const int at = half * (kSpan / 4) + quad + (Dot::kTurns ? unit ^ kRun / 2 : unit / kUnits);
-                decltype(Dot::weight(dot[0][0], 0)) weight[V];
+                decltype(Dot::weight(acc[0][0], 0)) weight[V];
                 OCTAVO_UNROLL
                 for (int v = 0; v < V; ++v) weight[v] = Dot::weight(load_quad<kQuads>(quads + v * W * 4, at), unit % kUnits);
                 OCTAVO_UNROLL
@@ -217,38 +222,28 @@ struct IntTile {
                     auto operand = Dot::operand(load_32(a + r * a_stride + (at * kUnits + unit % kUnits) * 4));
                     OCTAVO_UNROLL
                     for (int v = 0; v < V; ++v) {
-                        if (unit == 0)
-                            acc[r][v] = Dot::product(weight[v], operand);
+                        if (unit == 0 && !Dot::kTurns)
+                            to[r][v] = Dot::product(weight[v], operand);
                         else
-                            Dot::mac(acc[r][v], weight[v], operand);
+                            Dot::mac(to[r][v], weight[v], operand);
                     }
                 }
             }
-            OCTAVO_UNROLL
-            for (int r = 0; r < R; ++r) OCTAVO_UNROLL
-            for (int v = 0; v < V; ++v) {
-                const vi finished = Dot::finish(acc[r][v], act_group(a + r * a_stride));
-                dot[r][v] = quad ? add_i(dot[r][v], finished) : finished;
+            if constexpr (!Dot::kFactored) OCTAVO_UNROLL
+            for (int i = 0; i < R * V; ++i) {
+                vi& finished = to[i / V][i % V];
+                finished = Dot::finish(finished, act_group(a + i / V * a_stride));
+                if (quad) acc[i / V][i % V] = add_i(acc[i / V][i % V], finished);
             }
         }
     }
 
-    // part + the products of a span, times the scale of its activations, less what the zero point takes.
-    template <int V>
-    static inline void add_products(bool begins, const ActGroup& act, int half, vf zero_point, const vi (&dot)[V], vf (&part)[V]) {
-        const vf act_scale = set1(Dot::kFactored ? act.magic : Dot::scale(act, half));
-        const vf act_sum = set1(kGroup < 32 ? act.half_sum[half] : act.sum);
-        OCTAVO_UNROLL
-        for (int v = 0; v < V; ++v) {
-            if constexpr (Dot::kFactored) {
-                const vf product = sub(add_bits(act_scale, dot[v]), kMinimum ? act_scale : fma(zero_point, act_sum, act_scale));
-                part[v] = begins ? product : add(part[v], product);
-            } else if (begins && kMinimum) {
-                part[v] = mul(act_scale, to_f32(dot[v]));
-            } else {
-                part[v] = fma(act_scale, to_f32(dot[v]), begins ? mul(zero_point, act_sum) : part[v]);
-            }
-        }
+    // part + the products of a span, times the scale of its activations.
+    static inline vf add_products(const ActGroup& act, int half, vi acc, vf part) {
+        if constexpr (Dot::kFactored)
+            return add(part, sub(Dot::finish(acc, act, kMinimum), set1(act.magic)));
+        else
+            return fma(set1(Dot::scale(act, half)), to_f32(acc), part);
     }
 
     template <int R, int V>
@@ -259,44 +254,54 @@ struct IntTile {
         const std::byte* a = t.a;
         const int64_t steps = t.steps, a_stride = t.a_stride;
         const int column = vector * W;
-        const vf zero_point = set1(static_cast<float>(Dot::kFactored ? t.zero : Dot::kOffset - t.zero));
+        const vf zero_point = set1(static_cast<float>(Dot::kOffset - t.zero));
         const std::byte* ahead = t.ahead;
         const int64_t ahead_step = t.ahead_bytes / (steps * kActGroups * (32 / kSpan));
         for (int64_t step = 0; step < steps; ++step) {
-            vf super_scale[V], super_minimum[V], scale[V], minimum[V], part[R][V] = {};
-            float act_sum[R] = {};
+            vf super_scale[V], super_minimum[V], scale[V], minimum[V];
+            float parts[kWide ? R * V * W : 1] = {}, act_sums[R] = {};  // of groups of 64 and more
             load_f16s<V>(w, column, super_scale, super_minimum);
             w += kPanel * (kMinimum ? 4 : 2);
+            const auto add_part = [&](int r, int v, vf part, float act_sum) __attribute__((always_inline)) {
+                sum[r][v] = fma(kTwoLevels ? scale[v] : super_scale[v], part, sum[r][v]);
+                if (kMinimum) sum[r][v] = fma(kTwoLevels ? minimum[v] : super_minimum[v], set1(act_sum), sum[r][v]);
+            };
             for (int group = 0; group < kActGroups; ++group, a += kActGroup) {
                 const std::byte* factors = w + column;
                 if constexpr (kTwoLevels) w += 32 / kGroup * kFactors;
+                vf part[R][V];
                 OCTAVO_UNROLL
                 for (int half = 0; half < 32 / kSpan; ++half, ahead += ahead_step) {
                     if constexpr (R > 1) __builtin_prefetch(ahead, 0, 2);
-                    const int at = 32 * group + half * kSpan;
-                    const bool begins = at % kGroup == 0, ends = (at + kSpan) % kGroup == 0;
+                    const bool begins = half * kSpan % kGroup == 0, ends = (half + 1) * kSpan % kGroup == 0;
                     if (kTwoLevels && begins)
                         load_factors<V>(factors + half * kSpan / kGroup * kFactors, super_scale, super_minimum, scale, minimum);
-                    vi dot[R][V];
-                    multiply<R, V>(w + column * 4, a, a_stride, half, dot);
+                    vi acc[R][V];
+                    multiply<R, V>(w + column * 4, a, a_stride, half, acc);
                     OCTAVO_UNROLL
                     for (int r = 0; r < R; ++r) {
                         const ActGroup& act = act_group(a + r * a_stride);
-                        add_products<V>(begins, act, half, zero_point, dot[r], part[r]);
-                        if (kGroup < 32)
-                            act_sum[r] = act.half_sum[half];
-                        else if (half == 0)
-                            act_sum[r] = begins ? act.sum : act_sum[r] + act.sum;
-                        if (!ends) continue;
+                        const float act_sum = kGroup < 32 ? act.half_sum[half] : act.sum;
+                        if (kWide && half == 0) act_sums[r] += act_sum;
                         OCTAVO_UNROLL
                         for (int v = 0; v < V; ++v) {
-                            sum[r][v] = fma(kTwoLevels ? scale[v] : super_scale[v], part[r][v], sum[r][v]);
-                            if (kMinimum) sum[r][v] = fma(kTwoLevels ? minimum[v] : super_minimum[v], set1(act_sum[r]), sum[r][v]);
+                            float* wide = parts + (r * V + v) * W;
+                            if (kWide)
+                                part[r][v] = load(wide);
+                            else if (begins)
+                                part[r][v] = kMinimum || Dot::kFactored ? zero() : mul(zero_point, set1(act_sum));
+                            part[r][v] = add_products(act, half, acc[r][v], part[r][v]);
+                            if (kWide)
+                                store(wide, part[r][v]);
+                            else if (ends)
+                                add_part(r, v, part[r][v], act_sum);
                         }
                     }
                 }
                 w += quad_bytes(kQuads, kPanel, 32);
             }
+            if constexpr (kWide) OCTAVO_UNROLL
+            for (int i = 0; i < R * V; ++i) add_part(i / V, i % V, load(parts + i * W), act_sums[i / V]);
         }
         store_sums<R, V>(t, vector, sum);
     }
@@ -334,7 +339,7 @@ struct IntTile {
 // integers within.
 struct SpanTile {
     using Dot = ISA::Dot<8>;
-    static constexpr int kRows = kIntRows, kVectors = kIntVectors;
+    static constexpr int kRows = kSpanRows, kVectors = kSpanVectors;
     static constexpr int64_t kStepBytes = step_bytes(Format::i8s, kPanel, 0, false, false);
     static constexpr int64_t kActValues = kActSpan * Dot::kUnits;
     static constexpr int64_t kActStep = kActValues + static_cast<int64_t>(sizeof(ActSpan));
@@ -351,6 +356,8 @@ struct SpanTile {
         const std::byte* w = t.w + 4 * kPanel + vector * W * 4;  // a vector of scales is as long as one of quads
         const std::byte* a = t.a;
         const int64_t a_stride = t.a_stride, ahead_step = t.ahead_bytes / t.steps;
+        if (t.first) OCTAVO_UNROLL
+        for (int i = 0; i < R * V; ++i) store(t.sums + i / V * kPanel + (vector + i % V) * W, zero());
         for (int64_t step = 0; step < t.steps; ++step, w += kStepBytes, a += kActStep) {
             if constexpr (R > 1) __builtin_prefetch(t.ahead + step * ahead_step, 0, 2);
             vi acc[R][V];
@@ -381,8 +388,7 @@ struct SpanTile {
                 for (int v = 0; v < V; ++v) {
                     // The float32 sums stay in memory: the integers take the registers.
                     float* sum = t.sums + r * kPanel + (vector + v) * W;
-                    const vf before = t.first && step == 0 ? zero() : load(sum);
-                    store(sum, fma(load(scales + v * W), mul(act_scale, to_f32(acc[r][v])), before));
+                    store(sum, fma(load(scales + v * W), mul(act_scale, to_f32(acc[r][v])), load(sum)));
                 }
             }
         }
@@ -396,24 +402,11 @@ __attribute__((noinline)) static void tile_of(const Tile& t) {
     for (int vector = 0; vector < kPanelVectors; vector += V) T::template run<R, V>(t, vector);
 }
 
-template <class T>
+template <class T, int R = 1>
 static inline void run_tile(int rows, const Tile& t) {
-    switch (rows) {
-        case 1:
-            return tile_of<T, 1>(t);
-        case 2:
-            return tile_of<T, 2>(t);
-        case 3:
-            return tile_of<T, 3>(t);
-        case 4:
-            return tile_of<T, 4>(t);
-        default:
-            break;
-    }
-    if constexpr (T::kRows > 4) {
-        if (rows == 5) return tile_of<T, 5>(t);
-        return tile_of<T, 6>(t);
-    }
+    if constexpr (R < T::kRows)
+        if (rows > R) return run_tile<T, R + 1>(rows, t);
+    tile_of<T, R>(t);
 }
 
 // out = sums + bias, or out + (sums + bias); columns past n stay unwritten.
