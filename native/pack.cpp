@@ -490,7 +490,8 @@ std::vector<Range> panels_of(std::span<const PackedWeight* const> weights, std::
     int64_t total = 0, start = 0;
     for (const PackedWeight* w : weights) total += w->bytes;
     for (const PackedWeight* w : weights) {
-        panels.push_back(panels_within(*w, start, share(total, number, shares)));
+        const auto [from, to] = cuts_of(*w, start, share(total, number, shares), 1);
+        panels.push_back({from.unit, to.unit});
         start += w->bytes;
     }
     return panels;

@@ -201,14 +201,14 @@ static PanelSums panel_sums_of(const PackedWeight& w) {
     return nullptr;
 }
 
-// Panels [begin, end) of one weight, all rows.
-static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end) {
+// Panels [begin, end) of one weight.
+static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end, Range all) {
     alignas(64) float sums[kRowBlock * kPanel];
     const PackedWeight& weight = *a.weight;
     const PanelSums compute = panel_sums_of(weight);
     const int64_t x_stride = act_bytes(act_of(weight.format), weight.k);
-    for (int row = 0; row < a.rows; row += kRowBlock) {
-        const int rows = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
+    for (int row = static_cast<int>(all.begin), last = static_cast<int>(all.end); row < last; row += kRowBlock) {
+        const int rows = last - row < kRowBlock ? last - row : kRowBlock;
         for (int64_t panel = begin; panel < end; ++panel) {
             const int column = static_cast<int>(panel) * kPanel;
             if (rows > 1) fetch_panel(a, column, row, rows);
@@ -218,8 +218,9 @@ static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end) {
     }
 }
 
-// Both matrices are computed for the same columns at a time, so that their products need not leave the nearest cache.
-static void gated_linear(const GatedArgs& a, int thread, int threads) {
+// Units [begin, end) of gated_columns(). Both matrices are computed for the same columns at a time, so that their products need not leave
+// the nearest cache.
+static void gated_units(const GatedArgs& a, int64_t begin, int64_t end, Range all) {
     constexpr int kMostColumns = kPanel < kActSpan ? kActSpan : kPanel;
     alignas(64) float sums[2][kMostColumns / kPanel][kRowBlock * kPanel];
     const int unit_columns = gated_columns(kPanel, a.form);
@@ -228,10 +229,9 @@ static void gated_linear(const GatedArgs& a, int thread, int threads) {
     const std::byte* xs[2] = {a.gate_x, a.up_x};
     const int n = a.gate->n;
     const int64_t out_stride = act_bytes(a.form, n);
-    Range range = share((n + unit_columns - 1) / unit_columns, thread, threads);
-    for (int row = 0; row < a.rows; row += kRowBlock) {
-        const int rows = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
-        for (int64_t unit = range.begin; unit < range.end; ++unit) {
+    for (int row = static_cast<int>(all.begin), last = static_cast<int>(all.end); row < last; row += kRowBlock) {
+        const int rows = last - row < kRowBlock ? last - row : kRowBlock;
+        for (int64_t unit = begin; unit < end; ++unit) {
             const int column = static_cast<int>(unit) * unit_columns, columns = n - column < unit_columns ? n - column : unit_columns;
             for (int i = 0; i < 2; ++i) {
                 const int64_t x_stride = act_bytes(act_of(weights[i]->format), weights[i]->k);
@@ -253,14 +253,23 @@ static void gated_linear(const GatedArgs& a, int thread, int threads) {
     }
 }
 
+static void gated_linear(const GatedArgs& a, int thread, int threads) {
+    constexpr int64_t kUnit = 1 << 20;  // parts of a unit
+    const int columns = gated_columns(kPanel, a.form);
+    const int64_t units = (a.gate->n + columns - 1) / columns;
+    const Range parts = share(units * kUnit, thread, threads);
+    between(cut_at(parts.begin, kUnit, units, a.rows), cut_at(parts.end, kUnit, units, a.rows), a.rows,
+            [&](int64_t begin, int64_t end, Range rows) { gated_units(a, begin, end, rows); });
+}
+
 // The panels of all weights, end to end, are cut into ranges of equal bytes: a thread reads its own memory once, in order.
 static void linear(const LinearArgs* list, int count, int thread, int threads) {
     int64_t total = 0;
     for (int i = 0; i < count; ++i) total += list[i].weight->bytes;
     int64_t start = 0;
     for (int i = 0; i < count; ++i) {
-        const Range panels = panels_within(*list[i].weight, start, share(total, thread, threads));
-        if (panels.begin < panels.end) linear_panels(list[i], panels.begin, panels.end);
+        const auto [from, to] = cuts_of(*list[i].weight, start, share(total, thread, threads), list[i].rows);
+        between(from, to, list[i].rows, [&](int64_t begin, int64_t end, Range rows) { linear_panels(list[i], begin, end, rows); });
         start += list[i].weight->bytes;
     }
 }

@@ -309,8 +309,9 @@ def test_the_comparison_of_bits_would_catch_an_order_of_k_that_depends_on_the_ro
     assert (product(x, 2) != alone).any()
 
 
-def test_weights_of_one_call_share_the_threads(isa: Any, pool: Any) -> None:
-    x = inputs(5, 512)
+@pytest.mark.parametrize("rows", [5, 61])  # whole panels for each thread, and panels that threads share
+def test_weights_of_one_call_share_the_threads(isa: Any, pool: Any, rows: int) -> None:
+    x = inputs(rows, 512)
     weights = [
         packed(isa, pool, source, n, 512)
         for source, n in (("q4_0", 200), ("q6_k", 33), ("bf16", 1), ("f16", 129), ("int8", 70), ("q8_0", 9))
