@@ -14,6 +14,7 @@ from octavo.text.reasoning import MISTRAL, THINK, Preamble
 from octavo.text.splitter import Reply, ReplyFormat
 from octavo.text.tool_calls.formats import FORMATS
 from octavo.text.tool_calls.grammar import call_grammar, enforced_schema
+from octavo.text.tool_calls.values import is_json
 
 TOOLS: dict[str, dict[str, Any]] = {
     "pick": {
@@ -130,6 +131,25 @@ def test_calls_and_an_answer_are_told_apart_however_they_are_cut(name: str) -> N
             reply = Reply.of([event for piece in pieces for event in splitter.feed(piece)] + splitter.finish())
             assert splitter.has_called is bool(reply.calls) is (text in calls)
             assert reply.content == ("" if reply.calls else text)
+
+
+@pytest.mark.parametrize("told", [{"forced": True}, {"strict": {"now"}}, {"or_answer": True}], ids=str)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_no_schema_bounds_is_told_to_its_end(name: str, told: dict[str, Any]) -> None:
+    format = FORMATS[name]
+    if format.writing is None or (format.first_marker is None and "forced" not in told):
+        return
+    grammar = call_grammar({"now": {}}, format.writing, {})
+    for value in ("1" * 300, "-" + "1" * 5000 + ".5e-7", "[" * 70 + "]" * 70, '{"a": [' * 2000 + "]}" * 2000):
+        arguments = f'{{"x": {value}}}'
+        writing = format.writing
+        call = f"{writing.first}{writing.name}now{writing.arguments}{arguments}{writing.end}{writing.last}"
+        assert follows(grammar, call)
+        for pieces in ([call], call):
+            splitter = ReplyFormat(calls=format, tools={"now": {}}, **told).splitter()
+            reply = Reply.of([event for piece in pieces for event in splitter.feed(piece)] + splitter.finish())
+            assert reply.content == "" and [call.arguments for call in reply.calls] == [arguments]
+            assert is_json(arguments) and not is_json(arguments[:-1])
 
 
 @pytest.mark.parametrize("inside", [True, False])

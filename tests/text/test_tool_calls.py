@@ -80,6 +80,9 @@ MALFORMED = [
     ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 01}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1.}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": +1}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1-2}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\\x"}}</tool_call>'),
     ("hermes", "<tool_call>hello there"),
     ("hermes", "a <tool_call> b </tool_call> c <tool"),
@@ -129,6 +132,12 @@ def test_arguments_are_the_model_s_own_text() -> None:
     text = '{"city":"\\u00e9",  "days": 1.50, "days": 12345678901234567890}'
     (call,) = read("hermes", f'<tool_call>{{"name": "get_weather", "arguments": {text}}}</tool_call>').calls
     assert call.arguments == text
+
+
+@pytest.mark.parametrize("value", ["1" * 300, "[" * 70 + "]" * 70])
+def test_numbers_may_be_long_and_lists_deep(value: str) -> None:
+    (call,) = read("hermes", f'<tool_call>{{"name": "now", "arguments": {{"a": {value}}}}}</tool_call>').calls
+    assert call.arguments == f'{{"a": {value}}}'
 
 
 def test_calls_beyond_the_most_are_passed_over() -> None:

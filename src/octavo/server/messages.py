@@ -20,10 +20,11 @@ from octavo.server.errors import ApiError, anthropic_error_object, renamed
 from octavo.server.generation import Generation, raise_for_failure, split_failures
 from octavo.server.messages_wire import CountTokensRequest, MessagesRequest
 from octavo.server.openapi import BODY, RUN, describes, named_events
-from octavo.server.parts import Change, Part, Parts, is_json
+from octavo.server.parts import Change, Part, Parts
 from octavo.server.reply import json_reply, stream_reply
 from octavo.server.streaming import event, unless_client_leaves
 from octavo.text.splitter import ReplyFormat
+from octavo.text.tool_calls.values import is_json
 
 CHAT_NAMES = {
     "stop": "stop_sequences",

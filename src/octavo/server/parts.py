@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,12 +74,3 @@ class Parts:
     def _end(self) -> list[Change]:
         ended, self._open = self._open, None
         return [] if ended is None else [Change("end", ended)]
-
-
-def is_json(text: str) -> bool:
-    """Whether the arguments of a call have come to their end."""
-    try:
-        json.loads(text, parse_int=float)  # of any length
-    except (ValueError, RecursionError):
-        return False
-    return True

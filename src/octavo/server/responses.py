@@ -18,13 +18,14 @@ from octavo.server.errors import ApiError, renamed
 from octavo.server.generation import Generation, raise_for_failure, split_failures
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.openapi import RUN, describes, named_events
-from octavo.server.parts import Change, Part, Parts, is_json
+from octavo.server.parts import Change, Part, Parts
 from octavo.server.reply import json_reply, stream_reply
 from octavo.server.responses_wire import ResponsesRequest
 from octavo.server.service import Service
 from octavo.server.streaming import event, unless_client_leaves
 from octavo.text.splitter import ReplyFormat
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tool_calls.values import is_json
 
 CHAT_NAMES = {
     r"tools\[(\d+)\]\.function": r"tools[\1]",

@@ -68,7 +68,7 @@ def value(reader: Reader, out: list[str], escape: str, depth: int) -> Reading[No
         yield from reader.literal(WORDS[char])
         out.append(WORDS[char])
     else:
-        out.append((yield from reader.number()))
+        yield from reader.number(out)
 
 
 def escaped(reader: Reader, escape: str) -> Reading[str]:

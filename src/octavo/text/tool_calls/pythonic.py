@@ -77,7 +77,7 @@ def python_value(reader: Reader, out: list[str], depth: int = 0) -> Reading[None
     elif char and char in "[({":
         yield from python_items(reader, out, depth)
     elif char and char in "-+.0123456789":
-        out.append((yield from reader.number()))
+        yield from reader.number(out)
     elif (word := (yield from name(reader))) in WORDS:
         out.append(WORDS[word])
     else:

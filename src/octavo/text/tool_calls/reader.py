@@ -7,6 +7,7 @@ and takes every character once, so that its work is linear. "" stands for the en
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,9 +16,10 @@ Result = TypeVar("Result")
 Reading = Generator[None, str, Result]
 
 SPACE = " \t\r\n"
-MAX_DEPTH = 64  # of nested arguments
+MAX_DEPTH = 64  # of nested arguments that are no JSON, which readers descend into
 MAX_NAME = 256
 NUMBER_CHARS = frozenset("0123456789+-.eE")
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 WORDS = {"t": "true", "f": "false", "n": "null"}
 
 
@@ -131,13 +133,15 @@ class Reader:
         out.append('"')
 
     def json_value(self, out: list[str]) -> Reading[None]:
-        """One value, copied to `out` as it is written; not even a bracket of it is taken unless it is JSON so far."""
+        """One value, copied to `out` as it is written; not even a bracket of it is taken unless it is JSON so far.
+
+        Neither its depth nor the length of its numbers has a bound: the grammars that make calls know of none, and what
+        they make has to be told to its end.
+        """
         open_brackets: list[str] = []
         while True:
             char = yield from self._copy_space(out)
             if char in ("{", "["):
-                if len(open_brackets) == MAX_DEPTH:
-                    raise Malformed
                 out.append((yield from self.take()))
                 open_brackets.append("}" if char == "{" else "]")
                 if (yield from self._copy_space(out)) != open_brackets[-1]:
@@ -177,24 +181,15 @@ class Reader:
             yield from self.literal(WORDS[first])
             out.append(WORDS[first])
         else:
-            out.append((yield from self.number()))
+            yield from self.number(out)
 
-    def number(self) -> Reading[str]:
-        """The text of a JSON number."""
-        text = ""
-        while (yield from self.peek()) in NUMBER_CHARS and len(text) <= MAX_NAME:
-            text += yield from self.take()
-        if not is_json_number(text):
+    def number(self, out: list[str]) -> Reading[None]:
+        """A JSON number, copied to `out`."""
+        begin = len(out)
+        while (yield from self.peek()) in NUMBER_CHARS:
+            out.append((yield from self.take()))
+        if not NUMBER.fullmatch("".join(out[begin:])):
             raise Malformed
-        return text
-
-
-def is_json_number(text: str) -> bool:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _matched(pattern: str, matched: int, char: str) -> int:
