@@ -354,6 +354,24 @@ def test_a_value_that_is_not_finite_spoils_its_own_row_only(isa: Any, two: Any, 
     out = _native.linear(isa, two, weight, x)
     assert not np.isfinite(out[4]).any()
     np.testing.assert_array_equal(np.delete(out, 4, 0), np.delete(clean, 4, 0))
+    np.testing.assert_array_equal(np.isfinite(linear(x.astype(np.float64), definition(weight))), np.isfinite(out))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_group_with_such_a_value_has_no_scale(isa: Any, two: Any, value: float) -> None:
+    x = inputs(2, 192)
+    x[1, 70] = value
+    q, scale = quantize_activations(x)
+    wanted = q * np.repeat(scale, 16, axis=-1)
+    assert (np.isnan(wanted) == (np.arange(192) // 32 == 2) * [[False], [True]]).all()
+    for name in ("i8", "i4", "i6"):
+        np.testing.assert_array_equal(_native.quantize_roundtrip(isa, two, name, x), wanted)
+    q, scale = quantize_spans(x)
+    wanted = q * np.repeat(scale, 64, axis=-1)
+    spoilt = (np.arange(192) // 64 == 1) * [[False], [not np.isfinite(value)]]
+    assert (np.isnan(wanted) == spoilt).all()
+    np.testing.assert_array_equal(_native.quantize_roundtrip(isa, two, "i8s", x), wanted)
 
 
 @pytest.mark.parametrize("source", [*FLOATS, *QUANTIZED, *NEW])

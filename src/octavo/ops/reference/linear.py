@@ -63,16 +63,18 @@ def quantize_activations(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt
     (127 * 64); either half of it has the scale s * f, f being the least integer from 1 to 64 with which it reaches the
     half's own max|x| / 127. So an outlier costs its neighbours in one half their precision, not all 32, and kernels may
     still add up both halves as integers, and multiply the sum by a power of two. q = x * (1 / scale), rounded to the
-    nearest, halves to even. A group whose s is above 2^104 has NaN for its scales.
+    nearest, halves to even. A group with a value that is not finite, or whose s is above 2^104, has NaN for its scales.
     """
     halves = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, ACTIVATION_GROUP // ACTIVATION_HALF, ACTIVATION_HALF)
     largest = np.abs(halves).max(axis=-1)
     whole = largest.max(axis=-1, keepdims=True)
-    mantissa, exponent = np.frexp(whole * np.float32(1 / (127 * MOST_FACTOR)))
+    is_finite = np.isfinite(whole)
+    mantissa, exponent = np.frexp(np.where(is_finite, whole, np.float32(0)) * np.float32(1 / (127 * MOST_FACTOR)))
     exponent = np.where(mantissa == 0, -126, exponent - (mantissa == 0.5))
     step = np.ldexp(np.float32(1), np.maximum(exponent, -126))
     exact = largest * np.float32(1 / 127) * (np.float32(1) / step)
-    scale = np.where(step > 2.0**104, np.float32(np.nan), step * np.clip(np.ceil(exact), 1, MOST_FACTOR))
+    factor = np.clip(np.ceil(exact), 1, MOST_FACTOR)
+    scale = np.where(is_finite & (step <= 2.0**104), step * factor, np.float32(np.nan))
     q = np.rint(np.where(np.isnan(scale)[..., None], np.float32(0), halves * (np.float32(1) / scale)[..., None]))
     return q.astype(np.int8).reshape(x.shape), scale.reshape(*x.shape[:-1], -1)
 
@@ -81,16 +83,19 @@ def quantize_spans(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int8], npt.NDArr
     """x [*, K] as int8 q [*, K] and, float32 [*, K / 64 rounded up], the scale of each span of K.
 
     In float32: scale = max|x| / 127 and q = x * (1 / scale), rounded to the nearest, halves to even; a reciprocal that
-    overflows counts as 0.
+    overflows counts as 0. A span with a value that is not finite has NaN for its scale.
     """
     k, span = x.shape[-1], ACTIVATION_SPAN
     spans = np.asarray(np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -k % span)]), np.float32)
     spans = spans.reshape(*x.shape[:-1], -1, span)
-    scale = np.abs(spans).max(axis=-1) / np.float32(127)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+    largest = np.abs(spans).max(axis=-1)
+    is_finite = np.isfinite(largest)
+    scale = np.where(is_finite, largest / np.float32(127), np.float32(np.nan))
+    with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / scale
-    inverse = np.where(np.isinf(inverse), np.float32(0), inverse)
-    return np.rint(spans * inverse[..., None]).astype(np.int8).reshape(*x.shape[:-1], -1)[..., :k], scale
+    inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))
+    q = np.rint(np.where(is_finite[..., None], spans, np.float32(0)) * inverse[..., None])
+    return q.astype(np.int8).reshape(*x.shape[:-1], -1)[..., :k], scale
 
 
 def quantize_weights(values: npt.NDArray[Any]) -> QuantizedWeight:
