@@ -29,7 +29,7 @@ sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("model", "jud
 import tiny
 from schemas import fault
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 USER = [{"role": "user", "content": "hi"}]
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -272,6 +272,29 @@ def test_what_is_free_does_not_wait_for_what_is_compiled(tmp_path: Path, monkeyp
         assert texts == ["c0", "c1", "r0", "r1"]
     finally:
         opened.set()
+        world.close()
+
+
+def test_a_limit_met_in_a_reply_is_told_by_the_client_s_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("SLOW_STEP_SECONDS", "SLOW_MASK_SECONDS", "MAX_SLOW_SECONDS"):
+        monkeypatch.setattr(f"octavo.runtime.grammar.{limit}", 0)
+    forced = {"type": "function", "function": {"name": "f", "parameters": PERSON}}
+    format = {"type": "json_schema", "name": "x", "schema": PERSON}
+    service = AsyncLLM(tiny.write_checkpoint("llama", tmp_path), threads=1, kv_cache_memory="4MiB")
+    world = World(tmp_path, service=service)
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        (COMPLETIONS, "structured_outputs", {"prompt": "hi", "structured_outputs": {"json": PERSON}}),
+        (COMPLETIONS, "guided_json", {"prompt": "hi", "guided_json": PERSON}),
+        (CHAT, "response_format", {"messages": USER, "response_format": {"type": "json_object"}}),
+        (CHAT, "tools", {"messages": USER, "tools": [forced], "tool_choice": "required"}),
+        (RESPONSES, "text.format", {"input": "hi", "text": {"format": format}}),
+    ]
+    try:
+        for url, field, body in asked:
+            status, reply = world.raw(url, **body)
+            assert status == 400 and reply["error"]["param"] == field, reply
+            assert "takes too long" in reply["error"]["message"]
+    finally:
         world.close()
 
 

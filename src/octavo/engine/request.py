@@ -50,6 +50,7 @@ class Request:
     timeout: float | None = None  # seconds from its arrival to its end
     beams: BeamSearchParams | None = None  # a beam search, of which params.n sequences are shown
     grammar: Grammar | None = None  # compiled from params.structured_outputs
+    constraint: str = "structured_outputs"  # what errors of the grammar call it: the client's own field
 
     @property
     def num_logprobs(self) -> int:

@@ -165,7 +165,8 @@ class BatchSampler:
         assert grammar is not None
         for place, error in grammar.write_masks(wanted, mask).items():
             self._counts = {}
-            raise RangeFault(self._constrained[place][0], Contradiction(error, "structured_outputs"))
+            scheduled = self._constrained[place][0]
+            raise RangeFault(scheduled, Contradiction(error, scheduled.sequence.request.constraint))
         for scheduled, row in self._constrained:
             mask[row + 1 : row + len(scheduled.sample_indices)] = mask[row]
             params = scheduled.sequence.request.params

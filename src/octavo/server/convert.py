@@ -12,7 +12,7 @@ from octavo.sampling_params import BeamSearchParams, OutputKind, SamplingParams
 from octavo.server.context import Call
 from octavo.server.errors import bad_request
 from octavo.server.service import Service
-from octavo.server.structured import constraint, named_after
+from octavo.server.structured import asked_by, constraint, named_after
 from octavo.server.tools import (
     PROMPT_END_TOKENS,
     Dialect,
@@ -109,10 +109,10 @@ def chat_request(
         params = replace(params, kept_special_token_ids=kept)
     try:
         calls = constraint_of_calls(format, service.tokenizer.control_texts)
-        if calls is not None and asked is None:
-            return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format
     except RequestError as error:
         raise named_after(error, "tools") from None
+    if calls is not None and asked is None:
+        return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format
     before = preamble(format, prompt_end, continued)
     request = _admit(service, call, 0, prompt, params, body, before, calls)
     return request, held_format(format, asked, request.grammar, before)
@@ -261,8 +261,9 @@ def _admit(
     reasoning: Preamble | None = None,
     calls: StructuredOutputsParams | None = None,
 ) -> Request:
+    field = next(iter(asked_by(body)), "tools")
     try:
-        return service.admit(
+        request = service.admit(
             f"{call.id}-{position}",
             prompt.token_ids,
             params,
@@ -275,8 +276,8 @@ def _admit(
     except RequestError as error:
         if error.param == "beam_width":  # as the client calls it
             error.param = num_sequences(body, params)[0]
-        found = constraint(body)
-        raise named_after(error, found[0] if found else "structured_outputs") from None
+        raise named_after(error, field) from None
+    return replace(request, constraint=field)
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:

@@ -53,7 +53,8 @@ def router(context: ServerContext) -> APIRouter:
         reply = Reply(context.service, body, call, request, format)
         if body.stream:
             return stream_reply(context, generation, reply.events(generation), failure=reply.failure, end=b"")
-        (whole,) = await unless_client_leaves(http, generation.whole())
+        with renamed(CHAT_NAMES):
+            (whole,) = await unless_client_leaves(http, generation.whole())
         await context.off_loop(body, reply.add, whole.outputs[0], whole.num_cached_tokens)
         return json_reply(reply.response())
 

@@ -16,6 +16,20 @@ OPTIONS = frozenset(entry.name for entry in fields(StructuredOutputsParams))
 
 def constraint(body: SamplingFields) -> tuple[str, StructuredOutputsParams] | None:
     """The field that holds the body's one constraint, and what it asks for; None where there is none."""
+    asked = asked_by(body)
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise bad_request(f"{' and '.join(asked)} constrain the output; give one of them.", next(reversed(asked)))
+    ((field, options),) = asked.items()
+    try:
+        return field, StructuredOutputsParams(**options)
+    except RequestError as error:
+        raise named_after(error, field) from None
+
+
+def asked_by(body: SamplingFields) -> dict[str, dict[str, Any]]:
+    """What is asked of the output, by the field that asks for it."""
     asked: dict[str, dict[str, Any]] = {}
     if body.response_format is not None and (options := _of_response_format(body.response_format)) is not None:
         asked["response_format"] = options
@@ -27,15 +41,7 @@ def constraint(body: SamplingFields) -> tuple[str, StructuredOutputsParams] | No
     elif given:
         name = "guided_whitespace_pattern"
         raise bad_request(f"{name} needs guided_json or guided_json_object.", name)
-    if not asked:
-        return None
-    if len(asked) > 1:
-        raise bad_request(f"{' and '.join(asked)} constrain the output; give one of them.", next(reversed(asked)))
-    ((field, options),) = asked.items()
-    try:
-        return field, StructuredOutputsParams(**options)
-    except RequestError as error:
-        raise named_after(error, field) from None
+    return asked
 
 
 def named_after(error: RequestError, field: str) -> RequestError:
