@@ -16,7 +16,7 @@ from octavo.engine.request import EVERYONE, Request, Tenant
 from octavo.errors import RequestError
 from octavo.runtime.grammars import Grammars
 from octavo.sampling_params import BeamSearchParams, SamplingParams
-from octavo.structured_outputs import StructuredOutputsParams
+from octavo.structured_outputs import CallGrammar
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ class LoadedModel:
         beams: BeamSearchParams | None = None,
         pooling: str | None = None,
         reasoning: Preamble | None = None,
-        calls: StructuredOutputsParams | None = None,
+        calls: CallGrammar | None = None,
         given_up: Future[None] | None = None,
     ) -> Request:
         """The admission gate, with what it needs to know of this model. Raises RequestError.

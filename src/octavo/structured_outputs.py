@@ -69,9 +69,28 @@ class StructuredOutputsParams:
         return kind
 
     @property
+    def field(self) -> str:
+        """What errors call it."""
+        return f"structured_outputs.{self.kind}"
+
+    @property
     def _given(self) -> list[str]:
         """An empty text is given too: as a regular expression it matches nothing but itself."""
         return [kind for kind in KINDS if getattr(self, kind) is not None and getattr(self, kind) is not False]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallGrammar(StructuredOutputsParams):
+    """The grammar of calls that is made of a request's tools: the bounds of grammars that clients write, rules of which
+    may lead to one another, are not for its rule for each tool.
+    """
+
+    def __post_init__(self) -> None:
+        """Nothing of it is a client's own."""
+
+    @property
+    def field(self) -> str:
+        return "tools"
 
 
 def check_schema(schema: Any, field: str) -> None:

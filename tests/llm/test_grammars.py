@@ -23,6 +23,7 @@ from octavo import LLM, SamplingParams, StructuredOutputsParams, _native
 from octavo.errors import EngineFullError, RequestError
 from octavo.runtime import grammar, grammars
 from octavo.runtime.grammar import GrammarCompiler
+from octavo.structured_outputs import CallGrammar
 from octavo.text.reasoning import THINK, Preamble
 
 PROMPT = [72, 105]
@@ -137,14 +138,14 @@ def test_after_reasoning_no_more_is_compiled_than_is_needed(
 def test_calls_beside_an_answer_are_compiled_with_it_and_kept(gate: Gate) -> None:
     gate.open.set()
     answer = StructuredOutputsParams(json={"const": 1})
-    calls = [StructuredOutputsParams(grammar=f'start: "<call>" "{name}"') for name in "ab"]
+    calls = [CallGrammar(grammar=f'start: "<call>" "{name}"') for name in "ab"]
     compiled = [gate.compiler.compile(answer, None, one) for one in (*calls, *calls)]
     assert compiled[:2] == compiled[2:] and compiled[0] is not compiled[1] and len(gate.begun) == 2
     for one, letter in zip(compiled, "ab", strict=False):
         for text, allowed in ((f"<call>{letter}", True), ("1", True), ("<call>c", False), ("1<", False)):
             assert (one.matcher().count_allowed(list(text.encode())) == len(text)) is allowed
     with pytest.raises(RequestError, match="unknown name") as caught:
-        gate.compiler.compile(answer, None, StructuredOutputsParams(grammar="start: x"))
+        gate.compiler.compile(answer, None, CallGrammar(grammar="start: x"))
     assert caught.value.param == "tools"
 
 

@@ -136,6 +136,31 @@ def test_any_object_is_an_answer(served: Served) -> None:
         assert called or choice["message"]["content"].startswith("{")
 
 
+def test_a_large_set_of_tools_may_stand_beside_a_format(served: Served) -> None:
+    many = [{"type": "function", "function": {"name": f"tool_{i}" + "x" * 100}} for i in range(500)]
+    large = {"type": "object", "properties": {"a": {"enum": [f"{i:06}" for i in range(20_000)]}}, "required": ["a"]}
+    held = [{"type": "function", "function": {"name": "pick", "strict": True, "parameters": large}}]
+    for tools, asked in (
+        (many, {"response_format": {"type": "json_object"}}),
+        (held, {"response_format": JSON}),
+        (held, {"tool_choice": "required"}),
+    ):
+        choice = served.server.post(
+            URL, messages=USER, tools=tools, **asked, seed=1, max_tokens=400, temperature=1, parallel_tool_calls=False,
+            logit_bias={THINK: -100, served.first: 100, ord('"'): 100, ord("}"): 100},
+        )["choices"][0]  # fmt: skip
+        (call,) = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls" and isinstance(json.loads(call["function"]["arguments"]), dict)
+        assert call["function"]["name"] in [tool["function"]["name"] for tool in tools]
+        if tools is held:
+            jsonschema.validate(json.loads(call["function"]["arguments"]), large)
+    too_much = [{"type": "function", "function": {**held[0]["function"], "name": f"pick_{i}"}} for i in range(6)]
+    for asked in ({"response_format": JSON}, {}):
+        status, reply = served.server.raw(URL, messages=USER, tools=too_much, **asked)
+        assert status == 400 and reply["error"]["param"] == "tools", reply
+        assert "structured_outputs" not in reply["error"]["message"]
+
+
 def test_a_reply_that_is_cut_is_the_beginning_of_either(served: Served) -> None:
     asked = {"structured_outputs": {"json": LOOKS_LIKE_A_CALL, "disable_any_whitespace": True}}
     documents = [f'{{"name":"{name}","arguments":{{}}}}' for name in ("pick", "now")]

@@ -11,7 +11,7 @@ from typing import Any
 import llguidance
 
 from octavo.errors import RequestError
-from octavo.structured_outputs import MAX_GRAMMAR_RULES, StructuredOutputsParams, check_schema
+from octavo.structured_outputs import MAX_GRAMMAR_RULES, CallGrammar, StructuredOutputsParams, check_schema
 from octavo.text.lark import PARTING, TEXT, reasoning_first
 from octavo.text.markers import SPACE
 from octavo.text.reasoning import Preamble
@@ -25,6 +25,8 @@ RULE = re.compile(r"^\s*[!?]?[A-Za-z_][\w.-]*\s*(\[[^\]\n]*\])?\s*(:|::=)", re.M
 
 def grammar_of(params: StructuredOutputsParams, control_texts: Mapping[str, int]) -> str:
     """`control_texts`: of tokens that a model writes as one, which a trigger may be."""
+    if isinstance(params, CallGrammar):
+        return str(params.grammar)
     try:
         match params.kind:
             case "json":
@@ -86,8 +88,7 @@ def starts_with_space(params: StructuredOutputsParams) -> bool | None:
 
 
 def _of_schema(schema: Any, params: StructuredOutputsParams) -> str:
-    field = f"structured_outputs.{params.kind}"
-    check_schema(schema, field)
+    check_schema(schema, params.field)
     if "x-guidance" in schema:
         raise _error(params.kind, "x-guidance is not supported; use whitespace_pattern or disable_any_whitespace")
     if params.disable_additional_properties:

@@ -20,7 +20,7 @@ from octavo import _native
 from octavo.errors import ConfigError, EngineFullError, RequestError
 from octavo.runtime.constraint import grammar_of, reply_grammar, starts_with_space
 from octavo.runtime.grammars import unusable
-from octavo.structured_outputs import StructuredOutputsParams
+from octavo.structured_outputs import CallGrammar, StructuredOutputsParams
 from octavo.text.lark import WIDEST
 from octavo.text.markers import SPACE
 from octavo.text.reasoning import Preamble
@@ -65,7 +65,7 @@ TOO_SLOW = "Its grammar takes too long: {:.1f} s were spent on choosing its toke
 
 
 # What a reply is held to, the reasoning before it, the calls that may be made in its place.
-Asked = tuple[StructuredOutputsParams, Preamble | None, StructuredOutputsParams | None]
+Asked = tuple[StructuredOutputsParams, Preamble | None, CallGrammar | None]
 
 
 class Compilation:
@@ -110,7 +110,7 @@ class GrammarCompiler:
         self,
         params: StructuredOutputsParams,
         reasoning: Preamble | None = None,
-        calls: StructuredOutputsParams | None = None,
+        calls: CallGrammar | None = None,
         given_up: Future[None] | None = None,
     ) -> CompiledGrammar:
         """Blocks until it is compiled, to hold after reasoning, unless the reply is one of `calls`.
@@ -171,7 +171,7 @@ class GrammarCompiler:
             threading.stack_size(before)
 
     def _compile(
-        self, params: StructuredOutputsParams, reasoning: Preamble | None, calls: StructuredOutputsParams | None
+        self, params: StructuredOutputsParams, reasoning: Preamble | None, calls: CallGrammar | None
     ) -> CompiledGrammar:
         """White space may part an answer from reasoning where none begins with some. Where only what is compiled says
         whether one does, it is compiled to be parted, and once more if one does.
@@ -180,11 +180,10 @@ class GrammarCompiler:
         try:
             asked, instead = (params, None) if calls is None else (calls, self._text(calls))
             start, mask = self._start(asked, answer, instead, reasoning, parted=not keeps_space)
-        except RequestError as error:
-            if calls is None:
-                raise
-            self._compile(params, reasoning, None)  # fails where the calls are not at fault
-            raise RequestError(f"tools: {error}", "tools") from None
+        except RequestError:
+            if calls is not None:
+                self._compile(params, reasoning, None)  # fails where the calls are not at fault
+            raise
         if keeps_space is None:
             keeps_space = bool((mask & self._spaces).any())
             if keeps_space and reasoning is not None:
@@ -194,7 +193,7 @@ class GrammarCompiler:
     def _text(self, params: StructuredOutputsParams) -> str:
         text = grammar_of(params, self._tokenizer.control_texts)
         if "\0" in text:
-            raise RequestError(f"structured_outputs.{params.kind} holds a NUL character.", "structured_outputs")
+            raise RequestError(f"{params.field} holds a NUL character.", "structured_outputs")
         return text
 
     def _start(
@@ -223,9 +222,7 @@ class GrammarCompiler:
         if not reason and spent > MAX_FIRST_MASK_SECONDS:
             reason = f"the choice of its first token alone takes {spent:.1f} s"
         if reason:
-            raise RequestError(
-                f"structured_outputs.{asked.kind} cannot be enforced: {_brief(reason)}", "structured_outputs"
-            )
+            raise RequestError(f"{asked.field} cannot be enforced: {_brief(reason)}", asked.field.partition(".")[0])
         return start, mask
 
     def _before(self, reasoning: Preamble, parted: bool) -> list[int]:

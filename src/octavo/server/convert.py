@@ -27,7 +27,7 @@ from octavo.server.tools import (
     reply_format,
 )
 from octavo.server.wire import CallerFields, ChatFields, ChatRequest, CompletionRequest, SamplingFields
-from octavo.structured_outputs import StructuredOutputsParams
+from octavo.structured_outputs import CallGrammar
 from octavo.text.reasoning import Preamble
 from octavo.text.splitter import ReplyFormat
 
@@ -107,10 +107,7 @@ def chat_request(
     )
     if kept := kept_tokens(service.tokenizer, format):
         params = replace(params, kept_special_token_ids=kept)
-    try:
-        calls = constraint_of_calls(format, service.tokenizer.control_texts)
-    except RequestError as error:
-        raise named_after(error, "tools") from None
+    calls = constraint_of_calls(format, service.tokenizer.control_texts)
     if calls is not None and asked is None:
         return _admit(service, call, 0, prompt, replace(params, structured_outputs=calls), body), format
     before = preamble(format, prompt_end, continued)
@@ -259,7 +256,7 @@ def _admit(
     params: SamplingParams,
     body: SamplingFields,
     reasoning: Preamble | None = None,
-    calls: StructuredOutputsParams | None = None,
+    calls: CallGrammar | None = None,
 ) -> Request:
     field = next(iter(asked_by(body)), "tools")
     try:

@@ -10,7 +10,7 @@ from octavo.embedding import Embedding
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.request import Request, Tenant
 from octavo.sampling_params import BeamSearchParams, SamplingParams
-from octavo.structured_outputs import StructuredOutputsParams
+from octavo.structured_outputs import CallGrammar
 from octavo.text.reasoning import Preamble
 from octavo.text.tokenizer import Tokenizer
 
@@ -79,7 +79,7 @@ class Service(Protocol):
         beams: BeamSearchParams | None = None,
         pooling: str | None = None,
         reasoning: Preamble | None = None,
-        calls: StructuredOutputsParams | None = None,
+        calls: CallGrammar | None = None,
         given_up: Future[None] | None = None,
     ) -> Request:
         """The admission gate; called off the event loop. Raises RequestError, and CancelledError where it would have

@@ -10,7 +10,7 @@ from typing import Any
 from octavo.config import ServerConfig
 from octavo.engine.grammar import Grammar
 from octavo.errors import RequestError
-from octavo.structured_outputs import StructuredOutputsParams
+from octavo.structured_outputs import MAX_SCHEMA_BYTES, CallGrammar, StructuredOutputsParams
 from octavo.text import reasoning
 from octavo.text.reasoning import Preamble, ReasoningFormat, is_open
 from octavo.text.splitter import ReplyFormat
@@ -184,23 +184,24 @@ def held_format(
     return replace(format, keeps_space=grammar.keeps_space)
 
 
-def constraint_of_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -> StructuredOutputsParams | None:
+def constraint_of_calls(format: ReplyFormat, control_texts: Mapping[str, int]) -> CallGrammar | None:
     """The grammar of the replies, or of those that are no answer, where a grammar makes the calls."""
     if not format.eager:
         return None
     assert format.calls is not None and format.calls.writing is not None
     any_object = {"type": "object"}
-    return StructuredOutputsParams(
-        grammar=call_grammar(
-            {n: s if format.forced or n in format.strict else any_object for n, s in format.tools.items()},
-            format.calls.writing,
-            control_texts,
-            marker=None if format.forced or format.or_answer else format.calls.first_marker,
-            parallel=format.most_calls is None,
-            # What comes before an answer comes before calls in its place too.
-            reasoning=Preamble(format.reasoning, format.inside) if format.reasoning and not format.or_answer else None,
-        )
+    text = call_grammar(
+        {n: s if format.forced or n in format.strict else any_object for n, s in format.tools.items()},
+        format.calls.writing,
+        control_texts,
+        marker=None if format.forced or format.or_answer else format.calls.first_marker,
+        parallel=format.most_calls is None,
+        # What comes before an answer comes before calls in its place too.
+        reasoning=Preamble(format.reasoning, format.inside) if format.reasoning and not format.or_answer else None,
     )
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise RequestError(f"tools cannot be enforced: their grammar has more than {MAX_SCHEMA_BYTES} bytes.", "tools")
+    return CallGrammar(grammar=text)
 
 
 def kept_tokens(tokenizer: Tokenizer, format: ReplyFormat) -> list[int]:
