@@ -56,8 +56,9 @@ def tensor(name: str, shape: tuple[int, ...], stored: str) -> Tensor:
 
 
 def model(columns: int = 384) -> dict[str, Tensor]:
+    """Its rows fill the panels of every level, the widest of which have 64."""
     made = {
-        "embed": tensor("embed", (100, columns), "q8_0" if columns % 32 == 0 else "f16"),
+        "embed": tensor("embed", (128, columns), "q8_0" if columns % 32 == 0 else "f16"),
         "layers.0.q": tensor("layers.0.q", (64, columns), "f32"),
         "layers.0.down": tensor("layers.0.down", (64, 96), "q4_1"),
         "norm": tensor("norm", (64,), "f32"),
@@ -79,9 +80,10 @@ def test_what_each_matrix_becomes(quantization: str, embed: Target, q: Target, d
     given = model()
     targets = choose_targets(given, "bf16", quantization, 64)
     assert targets == {"embed": embed, "layers.0.q": q, "layers.0.down": down}
-    packed = packing.pack_weights(given, targets, _native.select_isa(), _native.ThreadPool(2))
-    taken = sum(weight.bytes for name, weight in packed.items() if name != "norm") + 64 * 4  # type: ignore[union-attr]
-    assert 0.9 * taken <= packed_bytes(given, targets) <= 1.1 * taken
+    for level in [name for name, supported, _ in _native.isa_levels() if supported]:
+        packed = packing.pack_weights(given, targets, _native.select_isa(level), _native.ThreadPool(2))
+        taken = sum(weight.bytes for name, weight in packed.items() if name != "norm") + 64 * 4  # type: ignore[union-attr]
+        assert 0.97 * taken <= packed_bytes(given, targets) <= taken
 
 
 @pytest.mark.parametrize("stored", FORMATS)

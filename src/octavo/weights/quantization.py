@@ -65,7 +65,9 @@ def choose_targets(
 
 
 def packed_bytes(tensors: Mapping[str, Tensor], targets: Mapping[str, Target]) -> int:
-    """About what the tensors take when they are packed: panels that n does not fill come on top."""
+    """About what the tensors take when they are packed. Rows that fill a panel up come on top, 63 of a matrix at most,
+    which is little of any that is large; the cache is planned by what packing took.
+    """
     total = 0.0
     for name, tensor in tensors.items():
         target = targets.get(name, Target("f32"))
