@@ -133,6 +133,16 @@ def test_calls_and_an_answer_are_told_apart_however_they_are_cut(name: str) -> N
             assert reply.content == ("" if reply.calls else text)
 
 
+def test_a_call_that_is_cut_before_its_name_is_nothing() -> None:
+    told = ReplyFormat(calls=FORMATS["hermes"], tools=TOOLS, or_answer=True)
+    text = '<tool_call>\n{"name": "now", "arguments": {}}'
+    for end in range(len(text)):
+        splitter = told.splitter()
+        reply = Reply.of([*splitter.feed(text[:end]), *splitter.finish()])
+        assert reply.content == (text[:end] if end < len("<tool_call>") else "")
+        assert bool(reply.calls) is (end >= text.index('", "arguments"') + 1)
+
+
 @pytest.mark.parametrize("told", [{"forced": True}, {"strict": {"now"}}, {"or_answer": True}], ids=str)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_no_schema_bounds_is_told_to_its_end(name: str, told: dict[str, Any]) -> None:
