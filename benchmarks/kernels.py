@@ -1,4 +1,5 @@
-"""Measures the linear kernels against this machine: its read bandwidth and float32 multiply-adds, in the same process.
+"""Measures the linear kernels against this machine: its read bandwidth, and the dot products or multiply-adds that a
+format's kernel is made of, alone in registers, in the same process.
 
     python benchmarks/kernels.py [--isa avx2] [--threads 2] [--n 1536] [--k 1536] [--json FILE]
 
@@ -84,16 +85,16 @@ def main() -> None:
     isa, pool = _native.select_isa(args.isa), _native.ThreadPool(args.threads)
     figures: list[dict[str, Any]] = []
 
-    def limits() -> tuple[float, float]:
+    def limits(target: str) -> tuple[float, float]:
         reads = _native.probe_read(pool, args.megabytes << 20, args.repeats, args.processor_time)
-        fmas = _native.probe_dot(isa, pool, "f32", args.repeats, args.processor_time)
-        return statistics.median(reads), statistics.median(fmas)
+        dots = _native.probe_dot(isa, pool, target, args.repeats, args.processor_time)
+        return statistics.median(reads), statistics.median(dots)
 
     print(f"{isa.name}, {args.threads} threads, weights [{args.n}, {args.k}]; medians of {args.repeats}")
     for source in args.formats:
         few = weights(isa, pool, source, args.n, args.k, args.megabytes << 20)
         for rows in args.rows:
-            read, fma = limits()  # measured beside each figure: the machine may be shared
+            read, dot = limits(SOURCES[source])  # measured beside each figure: the machine may be shared
             used = few if rows <= 8 else few[: max(1, 256 // rows)]
             times = _native.probe_linear(isa, pool, used, rows, args.repeats, args.processor_time)
             seconds = statistics.median(times) / len(used)
@@ -107,13 +108,13 @@ def main() -> None:
                     "read": bandwidth,
                     "read_limit": read,
                     "operations": arithmetic,
-                    "fma_limit": fma,
+                    "dot_limit": dot,
                 }
             )
             print(
                 f"{source:>8} M={rows:<4} {seconds * 1e6:9.1f} us"
                 f"  {bandwidth / 1e9:6.1f} GB/s = {bandwidth / read:6.1%} of {read / 1e9:5.1f}"
-                f"   {arithmetic / 1e9:7.1f} GFLOP/s = {arithmetic / fma:6.1%} of {fma / 1e9:6.1f}",
+                f"   {arithmetic / 1e9:7.1f} GFLOP/s = {arithmetic / dot:6.1%} of {dot / 1e9:6.1f}",
                 flush=True,
             )
     if args.json:
