@@ -29,7 +29,7 @@ struct PackedWeight {
     int32_t n, k;
     int32_t group;        // K values that share a scale; 0 for floating point formats and i8s
     int32_t super_group;  // K values whose scales are f16 times an integer of 8 bits; 0: each scale is an f16 of its own
-    int32_t zero;         // constant zero point, where there are no minima
+    int32_t zero;         // constant zero point, where there are no minima; of i4 it is 8
     bool has_minimum;     // a minimum stands beside every scale
     int32_t panel;        // columns of a panel
     int64_t panel_bytes;  // distance between panels
