@@ -20,6 +20,7 @@ start:
     mov $packet, %si
     mov $0x42, %ah          // read SECTORS sectors behind this one; %dl is still the drive
     int $0x13
+    cli                     // a BIOS may come back with interrupts on
     mov $0x92, %dx          // gate A20
     in %dx, %al
     or $2, %al
