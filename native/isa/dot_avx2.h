@@ -15,7 +15,6 @@ namespace {  // members of a class in a named namespace would be weak symbols
 constexpr int kPanelVectors = 2;  // a panel has 16 columns, so that a tile reads it without gaps: a third more than from 32 for many rows
 constexpr int kFloatRows = 6, kFloatVectors = 2;
 constexpr int kIntRows = 4, kIntVectors = 2;
-constexpr int kSpanRows = kIntRows, kSpanVectors = kIntVectors;
 constexpr int kUnpackTiles = 3;  // from which on a block of a panel is unpacked once for all
 constexpr Act kActBytes = Act::q8w, kActSixteens = Act::q8h;
 constexpr bool kPairedHalves = true;

@@ -15,7 +15,6 @@ namespace {  // members of a class in a named namespace would be weak symbols
 constexpr int kPanelVectors = 2;  // a panel has 16 columns, as with AVX2
 constexpr int kFloatRows = 6, kFloatVectors = 2;
 constexpr int kIntRows = 4, kIntVectors = 2;
-constexpr int kSpanRows = kIntRows, kSpanVectors = kIntVectors;
 constexpr int kUnpackTiles = 3;  // as with AVX2
 
 static inline vi spread(int32_t a) { return set1_i(a); }

@@ -13,8 +13,7 @@ namespace {  // members of a class in a named namespace would be weak symbols
 constexpr int kPanelVectors = 4;  // a panel has 64 columns
 constexpr int kFloatRows = 6, kFloatVectors = 4;
 constexpr int kIntRows = 12, kIntVectors = 2;  // integer sums; the float32 ones live in the cache
-constexpr int kSpanRows = 6, kSpanVectors = 4;
-constexpr int kUnpackTiles = 3;  // from which on a block of a panel is unpacked once for all
+constexpr int kUnpackTiles = 3;                // from which on a block of a panel is unpacked once for all
 
 // sum += w * a
 static inline void accumulate(vf& sum, vf w, vf a) { sum = fma(w, a, sum); }

@@ -13,8 +13,7 @@ namespace {  // members of a class in a named namespace would be weak symbols
 constexpr int kPanelVectors = 4;  // a panel has 16 columns, a line of float32, so that a tile reads it without gaps
 constexpr int kFloatRows = 6, kFloatVectors = 4;
 constexpr int kIntRows = 6, kIntVectors = 4;  // integer sums; the float32 ones live in the cache
-constexpr int kSpanRows = kIntRows, kSpanVectors = kIntVectors;
-constexpr int kUnpackTiles = 0;  // never
+constexpr int kUnpackTiles = 0;               // never
 constexpr Act kActBytes = Act::q8, kActSixteens = Act::q8;
 constexpr bool kPairedHalves = false;
 

@@ -12,7 +12,6 @@ namespace {  // members of a class in a named namespace would be weak symbols
 constexpr int kPanelVectors = 4;  // a panel has 64 columns
 constexpr int kFloatRows = 6, kFloatVectors = 2;
 constexpr int kIntRows = 4, kIntVectors = 2;
-constexpr int kSpanRows = kIntRows, kSpanVectors = kIntVectors;
 constexpr int kUnpackTiles = 0;  // never
 
 // Lane i: acc + the dot product of the four unsigned bytes of w and the four signed ones of a.

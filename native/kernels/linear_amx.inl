@@ -113,7 +113,7 @@ void panel_sums<SpanTile>(const PackedWeight& weight, int64_t panel, const std::
     constexpr int64_t kBlock = kBlockBytes / SpanTile::kStepBytes + 1;
     const std::byte* w = weight.data + panel * weight.panel_bytes;
     const int64_t spans = steps_of(weight);
-    if (rows <= kSpanRows) return run_tile<SpanTile>(rows, {w, x, x_stride, spans, sums, true, weight.zero});
+    if (rows <= SpanTile::kRows) return run_tile<SpanTile>(rows, {w, x, x_stride, spans, sums, true, weight.zero});
     TileShape shape;
     for (int64_t block = 0; block < spans; block += kBlock)
         for (int row = 0; row < rows; row += kTileRows) {

@@ -339,7 +339,8 @@ struct IntTile {
 // integers within.
 struct SpanTile {
     using Dot = ISA::Dot<8>;
-    static constexpr int kRows = kSpanRows, kVectors = kSpanVectors;
+    // There is nothing to unpack, which more rows would share: all vectors of a panel, and as many rows as leave the number of sums.
+    static constexpr int kVectors = kPanelVectors, kRows = kIntRows * kIntVectors / kPanelVectors;
     static constexpr int64_t kStepBytes = step_bytes(Format::i8s, kPanel, 0, false, false);
     static constexpr int64_t kActValues = kActSpan * Dot::kUnits;
     static constexpr int64_t kActStep = kActValues + static_cast<int64_t>(sizeof(ActSpan));
