@@ -482,8 +482,8 @@ std::vector<Range> panels_of(std::span<const PackedWeight* const> weights, std::
     if (product) {
         for (const PackedWeight* w : weights) {
             const int64_t columns = gated_columns(w->panel, *product), unit = columns / w->panel;
-            const Range units = share((w->n + columns - 1) / columns, number, shares);
-            panels.push_back({units.begin * unit, std::min(units.end * unit, w->bytes / w->panel_bytes)});
+            const auto [from, to] = cuts_of((w->n + columns - 1) / columns, 1, number, shares);
+            panels.push_back({from.unit * unit, std::min(to.unit * unit, w->bytes / w->panel_bytes)});
         }
         return panels;
     }

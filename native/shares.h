@@ -1,4 +1,4 @@
-// Which panels of its weights a share of a linear op reads. pack() lets the same thread write them, so that on a machine of several nodes
+// Which part of the work of a linear op is a thread's. pack() lets the same thread write the panels, so that on a machine of several nodes
 // they lie near it. ISA files include it: nothing here is external.
 #pragma once
 
@@ -18,7 +18,7 @@ struct Cut {
 // few: 9 panels on two threads, a tenth of the time. Fewer rows are bound by reading weights, which both would read.
 constexpr int kCutRows = 24;
 
-// Where the part `at` of units of size `unit_size` falls; between multiples of six rows, for the sake of full tiles.
+// Where the part `at` of units of size `unit_size` falls; between multiples of six rows, for the sake of full tiles on most levels.
 static inline Cut cut_at(int64_t at, int64_t unit_size, int64_t units, int rows) {
     if (at <= 0) return {0, 0};
     if (at >= units * unit_size) return {units, 0};
@@ -29,6 +29,12 @@ static inline Cut cut_at(int64_t at, int64_t unit_size, int64_t units, int rows)
 static inline std::pair<Cut, Cut> cuts_of(const PackedWeight& w, int64_t start, Range bytes, int rows) {
     const int64_t panels = w.bytes / w.panel_bytes;
     return {cut_at(bytes.begin - start, w.panel_bytes, panels, rows), cut_at(bytes.end - start, w.panel_bytes, panels, rows)};
+}
+
+// What of units that take equal time is a thread's.
+static inline std::pair<Cut, Cut> cuts_of(int64_t units, int rows, int thread, int threads) {
+    const Range parts = {units * thread, units * (thread + 1)};  // of which a unit has as many as there are threads
+    return {cut_at(parts.begin, threads, units, rows), cut_at(parts.end, threads, units, rows)};
 }
 
 // Calls use(begin, end, rows) for the units [begin, end) and the rows between two places.

@@ -254,12 +254,9 @@ static void gated_units(const GatedArgs& a, int64_t begin, int64_t end, Range al
 }
 
 static void gated_linear(const GatedArgs& a, int thread, int threads) {
-    constexpr int64_t kUnit = 1 << 20;  // parts of a unit
     const int columns = gated_columns(kPanel, a.form);
-    const int64_t units = (a.gate->n + columns - 1) / columns;
-    const Range parts = share(units * kUnit, thread, threads);
-    between(cut_at(parts.begin, kUnit, units, a.rows), cut_at(parts.end, kUnit, units, a.rows), a.rows,
-            [&](int64_t begin, int64_t end, Range rows) { gated_units(a, begin, end, rows); });
+    const auto [from, to] = cuts_of((a.gate->n + columns - 1) / columns, a.rows, thread, threads);
+    between(from, to, a.rows, [&](int64_t begin, int64_t end, Range rows) { gated_units(a, begin, end, rows); });
 }
 
 // The panels of all weights, end to end, are cut into ranges of equal bytes: a thread reads its own memory once, in order.
