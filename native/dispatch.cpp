@@ -49,16 +49,15 @@ namespace {
 // cpuid says what the processor has; XCR0 says which registers the operating system saves. Both are needed.
 struct Features {
     bool avx2 = false, avx_vnni = false, avx512 = false, bf16 = false, amx = false;
+    // Intel's processors since Golden Cove, which have AVX512-FP16, start a vdpbf16ps of 64 bytes every other cycle: with 64 operations
+    // each, half of what two vfmadd231ps a cycle do (96 and 186 GFLOP/s a core of Emerald Rapids). Where AMX is hidden from a guest, plain
+    // AVX-512 is the faster level.
     bool half_rate_bf16 = false;
 };
 
-// Intel's processors since Golden Cove, which have AVX512-FP16, start a vdpbf16ps of 64 bytes every other cycle: with 64 operations each,
-// half of what two vfmadd231ps a cycle do (measured: 96 and 186 GFLOP/s a core). Where AMX is hidden from a guest, plain AVX-512 is the
-// faster level.
-bool starts_bf16_every_other_cycle(bool fp16) {
+bool is_intel() {
     unsigned a, b, c, d;
-    constexpr unsigned kGenu = 0x756e6547, kIneI = 0x49656e69, kNtel = 0x6c65746e;
-    return fp16 && __get_cpuid(0, &a, &b, &c, &d) && b == kGenu && d == kIneI && c == kNtel;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && d == signature_INTEL_edx && c == signature_INTEL_ecx;
 }
 
 // The registers of AMX are a process's once it has asked for them. Linux refuses where a thread's stack for signals has no room for them.
@@ -89,7 +88,7 @@ Features detect() {
     bool f = b & (1u << 16), dq = b & (1u << 17), bw = b & (1u << 30), vl = b & (1u << 31);
     bool vnni = c & (1u << 11), amx = (d & (1u << 22)) && (d & (1u << 24)) && (d & (1u << 25));
     found.avx512 = found.avx2 && zmm && f && dq && bw && vl && vnni;
-    found.half_rate_bf16 = starts_bf16_every_other_cycle(d & (1u << 23));
+    found.half_rate_bf16 = (d & (1u << 23)) && is_intel();
     unsigned max_subleaf = a;
     if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
         found.avx_vnni = found.avx2 && (a & (1u << 4));

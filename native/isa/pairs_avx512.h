@@ -28,7 +28,7 @@ static inline vf load_e4m3(const uint8_t* p) {  // in units of kE4M3Unit
     return _mm512_cvtph_ps(_mm256_mask_blend_epi16(nan, half, _mm256_set1_epi16(0x7e00)));
 }
 
-// Processors with AMX start a vdpbf16ps every other cycle, which two multiply-adds a cycle outrun.
+// Where there is AMX, two multiply-adds a cycle outrun vdpbf16ps: dispatch.cpp, half_rate_bf16.
 #if OCTAVO_HAS_DPBF16 && !OCTAVO_HAS_AMX
 #define OCTAVO_PAIRED_BF16 1
 using pairs_bf16 = __m512bh;
