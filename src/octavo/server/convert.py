@@ -274,7 +274,7 @@ def _admit(
         if error.param == "beam_width":  # as the client calls it
             error.param = num_sequences(body, params)[0]
         raise named_after(error, field) from None
-    return replace(request, constraint=field)
+    return request if request.grammar is None else replace(request, constraint=field)
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:
