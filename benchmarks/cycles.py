@@ -1,6 +1,6 @@
 """What LLVM's model of a processor makes of the linear tiles' inner loops, for processors that are not at hand.
 
-    python benchmarks/cycles.py [--isa avx512_bf16] [--processor znver4] [--rows 6] [--llvm-mca llvm-mca-19]
+    python benchmarks/cycles.py [--isa avx512_bf16] [--processor znver4] [--rows 12] [--llvm-mca llvm-mca-19]
 
 Compiles one kernel table, takes the loop with the most dot products of each tile, and prints its cycles and the share
 of them that its dot products alone would take. A model knows ports and latencies, but no caches and no neighbours.
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--isa", choices=LEVELS, default="avx512_bf16")
     parser.add_argument("--processor", default="znver4", help="as llvm-mca -mcpu names it")
-    parser.add_argument("--rows", type=int, default=6, help="of the tile")
+    parser.add_argument("--rows", type=int, help="of the tiles; the most that each kind has by default")
     parser.add_argument("--llvm-mca", default="llvm-mca-19", help="the program; of LLVM 19, for what is said above")
     parser.add_argument("--cxx", default="c++")
     options = parser.parse_args()
@@ -52,17 +52,22 @@ def main() -> None:
             if dots := count(loop):
                 cycles = modelled(loop, options.processor, options.llvm_mca)
                 share = 100 * dots / a_cycle / cycles
-                print(f"{name:48} {len(loop):4} instructions {dots:4} dots {cycles:6.1f} cycles {share:4.0f} %")
+                print(f"{name:57} {len(loop):4} instructions {dots:4} dots {cycles:6.1f} cycles {share:4.0f} %")
 
 
-def functions(text: str, rows: int) -> Iterator[tuple[str, list[str]]]:
-    """The tiles of so many rows: their names, and the lines of their code."""
+def functions(text: str, rows: int | None) -> Iterator[tuple[str, list[str]]]:
+    """The tiles of so many rows, or the tallest ones: their names, and the lines of their code."""
+    tallest: dict[str, tuple[int, list[str]]] = {}
     parts = re.split(r"^(_Z[\w.]+):$", text, flags=re.MULTILINE)
     names = subprocess.run(["c++filt"], input="\n".join(parts[1::2]), text=True, capture_output=True, check=True).stdout
     for name, code in zip(names.splitlines(), parts[2::2], strict=True):
-        if found := re.search(rf"(\w+Tile.*)::run\w*<{rows}, ", name):
-            short = re.sub(r"octavo::|\w+::\(anonymous namespace\)::|\(anonymous namespace\)::", "", found[1])
-            yield with_formats(short), code.split("\t.size\t")[0].splitlines()
+        if found := re.search(r"(\w+Tile.*)::run\w*<(\d+), ", name):
+            kind, height = found[1], int(found[2])
+            if height == rows or (rows is None and height > tallest.get(kind, (0,))[0]):
+                tallest[kind] = height, code.split("\t.size\t")[0].splitlines()
+    for kind, (height, lines) in tallest.items():
+        short = re.sub(r"octavo::|\w+::\(anonymous namespace\)::|\(anonymous namespace\)::", "", kind)
+        yield f"{height} rows, {with_formats(short)}", lines
 
 
 def with_formats(name: str) -> str:
