@@ -20,6 +20,7 @@ from octavo import _native
 MODELS = {"SmolLM2-135M": (9, 3, 64, 0), "Gemma-3-270M": (4, 1, 256, 512), "Gemma-3-270M full": (4, 1, 256, 0)}
 TYPES = ["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
 CACHE_BYTES = 96 << 20  # what the layers of a decode pass together hold, so that none is found in a cache
+PREFILL_TOKENS = 8192  # over all layers of a pass, whose output and scratch are new memory each time
 
 
 def median_seconds(
@@ -82,7 +83,9 @@ def bytes_per_token(model: str, dtype: str) -> float:
     return _native.KVCache.bytes_per_block(1, 16, kv_heads, head_dim, dtype) / 16
 
 
-def decode_layers(model: str, dtype: str, context: int) -> int:
+def layers_of(kind: str, model: str, dtype: str, context: int) -> int:
+    if kind == "prefill":
+        return max(1, PREFILL_TOKENS // context)
     tokens = min(context, MODELS[model][3] or context)
     return max(1, int(CACHE_BYTES / bytes_per_token(model, dtype) / tokens))
 
@@ -105,7 +108,7 @@ def main() -> None:
         for model in options.model:
             for kind, context in [*(("decode", n) for n in options.decode), *(("prefill", n) for n in options.prefill)]:
                 tokens = 1 if kind == "decode" else context
-                layers = [decode_layers(model, t, context) if kind == "decode" else 1 for t in options.type]
+                layers = [layers_of(kind, model, dtype, context) for dtype in options.type]
                 cases = [
                     Case(isa, pool, model, dtype, options.block_size, context, tokens, count)
                     for dtype, count in zip(options.type, layers, strict=True)
