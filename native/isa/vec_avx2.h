@@ -49,10 +49,8 @@ static inline vi add_dot_s16(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, 
 static inline vf as_floats(vi a) { return _mm256_castsi256_ps(a); }
 static inline vf to_f32(vi a) { return _mm256_cvtepi32_ps(a); }
 static inline vi to_i32(vf a) { return _mm256_cvtps_epi32(a); }  // round half to even
-// x * 2^n for n in [-126, 127]
-static inline vf scale_exp(vf x, vi n) {
-    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)));
-}
+// The low bits of a float as the exponent of another.
+static inline vf low_bits_as_exponent(vf a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23)); }
 
 static inline vf load_bf16(const bf16* p) {
     __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

@@ -53,10 +53,8 @@ static inline vi add_dot_s16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(ac
 static inline vf as_floats(vi a) { return _mm512_castsi512_ps(a); }
 static inline vf to_f32(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi to_i32(vf a) { return _mm512_cvtps_epi32(a); }  // round half to even
-// x * 2^n for n in [-126, 127]
-static inline vf scale_exp(vf x, vi n) {
-    return _mm512_mul_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23)));
-}
+// The low bits of a float as the exponent of another.
+static inline vf low_bits_as_exponent(vf a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23)); }
 
 static inline vf load_bf16(const bf16* p) {
     __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

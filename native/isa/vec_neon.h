@@ -57,8 +57,8 @@ static inline vi bits_at(vi a, int right, int mask) {
 }
 static inline vf to_f32(vi a) { return vcvtq_f32_s32(a); }
 static inline vi to_i32(vf a) { return vcvtnq_s32_f32(a); }  // round half to even
-// x * 2^n for n in [-126, 127]
-static inline vf scale_exp(vf x, vi n) { return vmulq_f32(x, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23))); }
+// The low bits of a float as the exponent of another.
+static inline vf low_bits_as_exponent(vf a) { return vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(a), 23)); }
 
 static inline vf load_bf16(const bf16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 // Nearest even, NaN kept, with integers: bfcvtn is not in every level, and a subnormal is to stay one.

@@ -71,8 +71,8 @@ static inline vf as_floats(vi a) { return (vf)a; }
 static inline vf to_f32(vi a) { return __builtin_convertvector(a, vf); }
 // Round half to even, for |a| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
 static inline vi to_i32(vf a) { return (vi)(a + 12582912.0f) - 0x4b400000; }
-// x * 2^n for n in [-126, 127]
-static inline vf scale_exp(vf x, vi n) { return x * (vf)((n + 127) << 23); }
+// The low bits of a float as the exponent of another.
+static inline vf low_bits_as_exponent(vf a) { return (vf)((vu)a << 23); }
 
 static inline vf load_bf16(const bf16* p) {
     vh half;

@@ -6,8 +6,9 @@ namespace octavo::ISA {
 static inline vf exp(vf x) {
     const vf low = set1(-87.336544f);
     vf clamped = min(set1(88.3f), max(low, x));
-    vi n = to_i32(mul(clamped, set1(1.44269504f)));
-    vf f = to_f32(n);
+    const vf shift = set1(12582912.0f + 127.0f);  // leaves n + 127, the exponent of 2^n, in the low bits
+    vf t = fma(clamped, set1(1.44269504f), shift);
+    vf f = sub(t, shift);
     vf r = fma(f, set1(-0.693359375f), clamped);
     r = fma(f, set1(2.12194440e-4f), r);
     vf p = set1(1.9875691500e-4f);
@@ -16,8 +17,9 @@ static inline vf exp(vf x) {
     p = fma(p, r, set1(4.1665795894e-2f));
     p = fma(p, r, set1(1.6666665459e-1f));
     p = fma(p, r, set1(5.0000001201e-1f));
-    p = fma(p, mul(r, r), add(r, set1(1.0f)));
-    vf result = scale_exp(p, n);
+    p = fma(p, r, set1(1.0f));
+    p = fma(p, r, set1(1.0f));
+    vf result = mul(p, low_bits_as_exponent(t));
     return select_lt(x, low, zero(), result);
 }
 
