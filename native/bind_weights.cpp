@@ -120,7 +120,7 @@ nb::object embed(const KernelTable* isa, ThreadPool& pool, const PackedWeightOwn
     return result;
 }
 
-// The activations as the kernels of a format see them. The layouts are those of quantize() in kernels/linear.inl.
+// The activations as the kernels of a format see them. The layouts are those of quantize() in kernels/quantize.inl.
 nb::object quantize_roundtrip(const KernelTable* isa, ThreadPool& pool, const std::string& format, Array2<const float> x) {
     const Act act = isa->act_of(format_of(format));
     const int rows = static_cast<int>(x.shape(0)), k = static_cast<int>(x.shape(1));

@@ -1,172 +1,14 @@
-// Linear layers: preparing activations, the work of a call shared out, rows of a packed weight read back.
+// Linear layers: the work of a call shared out, rows of a packed weight read back.
 #include "../shares.h"
 #include "linear_tiles.inl"
 #ifdef OCTAVO_HAS_AMX
 #include "linear_amx.inl"
 #endif
+#include "quantize.inl"
 
 namespace octavo::ISA {
 
-static Act act_of(Format format) {
-    switch (format) {
-        case Format::f32:
-        case Format::f16:
-            return Act::f32;
-        case Format::bf16:
-            return Act::bf16;
-        case Format::i2:
-        case Format::i3:
-        case Format::i4:
-        case Format::i5:
-        case Format::i6:
-            return has_sixteens(bits_of(format)) ? kActSixteens : Act::q8;
-        case Format::i8:
-            return kActBytes;
-        case Format::i8s:
-            return Act::s8;
-    }
-    return Act::f32;
-}
-
 static int panel_of(Format) { return kPanel; }
-
-#ifdef OCTAVO_HAS_DPBF16
-using Bf16Act = bf16;
-#else
-using Bf16Act = float;  // a broadcast is then a load, and not a load and a shift
-#endif
-
-// The bytes of 32 integers.
-static constexpr int64_t group_ints(Act act) { return act == Act::q8w ? 64 : 32; }
-
-static int64_t act_bytes(Act act, int k) {
-    switch (act) {
-        case Act::f32:
-            return 4 * int64_t{k};
-        case Act::bf16:
-            return (int64_t{k} + W - 1) / W * W * static_cast<int64_t>(sizeof(Bf16Act));
-        case Act::q8:
-        case Act::q8h:
-        case Act::q8w:
-            return (int64_t{k} + 31) / 32 * (group_ints(act) + static_cast<int64_t>(sizeof(ActGroup)));
-        case Act::s8:
-            return (int64_t{k} + kActSpan - 1) / kActSpan * SpanTile::kActStep;
-    }
-    return 0;
-}
-
-static inline void round_to_bf16(const float* x, int n, bf16* out) { store_bf16(out, load_n(x, n)); }
-static inline void round_to_bf16(const float* x, int n, float* out) {
-    bf16 rounded[W];
-    store_bf16(rounded, load_n(x, n));
-    store(out, load_bf16(rounded));
-}
-
-// The smallest power of two that is not below x: at least 2^-126.
-static inline float power_above(float x) {
-    constexpr uint32_t kMantissa = (1u << 23) - 1;
-    const uint32_t power = (f32_to_bits(x) + kMantissa) & ~kMantissa;
-    return bits_to_f32(power ? power : kMantissa + 1);
-}
-
-// The smallest integer times which the scale of a group covers a half of it.
-static inline int32_t factor_of(float half, float reciprocal) {
-    const float needed = half * (1.0f / 127.0f) * reciprocal, exact = needed < kMostFactor ? needed : kMostFactor;
-    const auto factor = static_cast<int32_t>(exact) + (exact > static_cast<float>(static_cast<int32_t>(exact)));
-    return factor < 1 ? 1 : factor;
-}
-
-// Up to 32 values as int8, nearest even. The scale of the group is the least power of two of which kMostFactor cover max|x| / 127, that of
-// a half an integer times it, enough for its own max|x| / 127. A value that is not finite, or too large for `magic`, makes the scale NaN,
-// and so every output of the row.
-static inline void quantize_group(Act act, const float* x, int n, std::byte* out) {
-    constexpr int kVectors = 32 / W;
-    vf values[kVectors], largest[2] = {zero(), zero()}, not_finite = zero();
-    for (int i = 0; i < kVectors; ++i) {
-        values[i] = load_n(x + i * W, n - i * W);
-        largest[i * W / 16] = max(largest[i * W / 16], abs(values[i]));
-        not_finite = add(not_finite, mul(values[i], zero()));
-    }
-    ActGroup group;
-    const float halves[2] = {reduce_max(largest[0]), reduce_max(largest[1])}, whole = halves[0] > halves[1] ? halves[0] : halves[1];
-    const float power = power_above(whole * (1.0f / (127.0f * kMostFactor)));
-    const float check = power > 0x1p104f ? bits_to_f32(0x7fc00000u) : reduce_add(not_finite);
-    group.scale = check != 0.0f ? check : power;
-    group.magic = 12582912.0f * group.scale;
-    vi q[kVectors];
-    int32_t whole_sum = 0;
-    for (int half = 0; half < 2; ++half) {
-        const int32_t factor = check != 0.0f ? 1 : factor_of(halves[half], 1.0f / group.scale);
-        group.factor[half] = static_cast<int16_t>(factor);
-        group.half_scale[half] = group.scale * static_cast<float>(factor);
-        const float inverse = check != 0.0f ? 0.0f : 1.0f / group.half_scale[half];
-        vf sum = zero();
-        for (int i = half * 16 / W; i < (half + 1) * 16 / W; ++i) {
-            q[i] = check != 0.0f ? zero_i() : to_i32(mul(values[i], set1(inverse)));
-            sum = add(sum, to_f32(q[i]));
-        }
-        const auto plain = static_cast<int32_t>(reduce_add(sum));  // integers: exact in any order
-        group.start[half] = (half ? 0 : kLowerStart) - 8 * plain;
-        group.half_sum[half] = group.scale * static_cast<float>(factor * plain);
-        whole_sum += factor * plain;
-    }
-    group.sum = group.scale * static_cast<float>(whole_sum);
-    group.bits[0] = static_cast<int32_t>(f32_to_bits(group.magic)) - (Dot<4>::kTurns ? kLowerStart * group.factor[0] : 8 * whole_sum);
-    group.bits[1] = group.bits[0] + 8 * whole_sum;
-    store_ints(act, out, q, group);
-    std::memcpy(out + group_ints(act), &group, sizeof group);
-}
-
-// A span of up to 64 values as int8, nearest even, with the scale max|x| / 127; what is not finite as in quantize_group().
-static inline void quantize_span(const float* x, int n, std::byte* out) {
-    constexpr int kVectors = kActSpan / W;
-    vf values[kVectors], largest = zero(), not_finite = zero(), sum = zero();
-    for (int i = 0; i < kVectors; ++i) {
-        values[i] = load_n(x + i * W, n - i * W);
-        largest = max(largest, abs(values[i]));
-        not_finite = add(not_finite, mul(values[i], zero()));
-    }
-    const float check = reduce_add(not_finite), scale = check != 0.0f ? check : reduce_max(largest) / 127.0f;
-    float inverse = 1.0f / scale;
-    if (check != 0.0f || inverse > 3.402823466e38f) inverse = 0.0f;
-    vi q[kVectors];
-    for (int i = 0; i < kVectors; ++i) {
-        q[i] = check != 0.0f ? zero_i() : to_i32(mul(values[i], set1(inverse)));
-        sum = add(sum, to_f32(q[i]));
-    }
-    for (int i = 0; i < kActSpan / 32; ++i) store_units(out + i * 32 * Dot<8>::kUnits, q + i * 32 / W);
-    const ActSpan span{scale, (Dot<8>::kOffset - kSpanZero) * static_cast<int32_t>(reduce_add(sum))};  // integers: exact in any order
-    std::memcpy(out + SpanTile::kActValues, &span, sizeof span);
-}
-
-// Values [begin, end) of a row, x being the first of them; begin is a multiple of part_columns(act) and of W.
-static inline void prepare(Act act, const float* x, int begin, int end, std::byte* row) {
-    const int count = end - begin;
-    switch (act) {
-        case Act::f32:
-            std::memcpy(row + 4 * begin, x, 4 * static_cast<size_t>(count));
-            break;
-        case Act::bf16:
-            for (int i = 0; i < count; i += W) round_to_bf16(x + i, count - i, reinterpret_cast<Bf16Act*>(row) + begin + i);
-            break;
-        case Act::q8:
-        case Act::q8h:
-        case Act::q8w:
-            for (int i = 0; i < count; i += 32)
-                quantize_group(act, x + i, count - i < 32 ? count - i : 32,
-                               row + (begin + i) / 32 * (group_ints(act) + static_cast<int64_t>(sizeof(ActGroup))));
-            break;
-        case Act::s8:
-            for (int i = 0; i < count; i += kActSpan)
-                quantize_span(x + i, count - i < kActSpan ? count - i : kActSpan, row + (begin + i) / kActSpan * SpanTile::kActStep);
-            break;
-    }
-}
-
-static void quantize(const QuantizeArgs& a, Range rows) {
-    const int64_t row_bytes = act_bytes(a.act, a.k);
-    for (int64_t row = rows.begin; row < rows.end; ++row) prepare(a.act, a.x + row * a.x_stride, 0, a.k, a.out + row * row_bytes);
-}
 
 using PanelSums = void (*)(const PackedWeight&, int64_t panel, const std::byte* x, int64_t x_stride, int rows, float* sums);
 
@@ -222,7 +64,7 @@ static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end, Range
 // the nearest cache.
 static void gated_units(const GatedArgs& a, int64_t begin, int64_t end, Range all) {
     constexpr int kMostColumns = kPanel < kActSpan ? kActSpan : kPanel;
-    alignas(64) float sums[2][kMostColumns / kPanel][kRowBlock * kPanel];
+    alignas(64) float sums[2][kMostColumns / kPanel][kRowBlock * kPanel], products[kRowBlock * kMostColumns];
     const int unit_columns = gated_columns(kPanel, a.form);
     const PackedWeight* weights[2] = {a.gate, a.up};
     const PanelSums compute[2] = {panel_sums_of(*a.gate), panel_sums_of(*a.up)};
@@ -238,17 +80,15 @@ static void gated_units(const GatedArgs& a, int64_t begin, int64_t end, Range al
                 for (int panel = 0; panel * kPanel < columns; ++panel)
                     compute[i](*weights[i], column / kPanel + panel, xs[i] + row * x_stride, x_stride, rows, sums[i][panel]);
             }
-            for (int r = 0; r < rows; ++r) {
-                float y[kMostColumns];
+            for (int r = 0; r < rows; ++r)
                 for (int i = 0; i < columns; i += W) {
                     const int at = r * kPanel + i % kPanel;
                     vf gate = load(sums[0][i / kPanel] + at), up = load(sums[1][i / kPanel] + at);
                     if (a.gate_bias) gate = add(gate, load_n(a.gate_bias + column + i, columns - i));
                     if (a.up_bias) up = add(up, load_n(a.up_bias + column + i, columns - i));
-                    store(y + i, mul(activate(a.kind, gate), up));
+                    store(products + r * kMostColumns + i, mul(activate(a.kind, gate), up));
                 }
-                prepare(a.form, y, column, column + columns, a.out + (row + r) * out_stride);
-            }
+            prepare(a.form, products, kMostColumns, rows, column, columns, a.out + row * out_stride, out_stride);
         }
     }
 }
