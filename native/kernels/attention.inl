@@ -1,5 +1,7 @@
 // Paged attention: who computes which partial, where it is kept and how it becomes an output row; and the store into the cache. The
 // arithmetic and the law that it keeps are in attention_rows.inl.
+#include <utility>
+
 #include "attention_rows.inl"
 #ifdef OCTAVO_HAS_FLOAT_ROWS
 #include "attention_wide.inl"
@@ -133,22 +135,27 @@ static void attention(const AttentionArgs& a, int thread, int threads) {
     plan_attention(a, threads, scratch.cuts);
     const AttentionCut &from = scratch.cuts[thread], &to = scratch.cuts[thread + 1];
     const int dim = padded_dim(a.cache.head_dim);
-    AttentionItem item;
-    bool more = settle(a, item, from.seq, from.head, from.tile);
-    for (; more && starts_before(item, to); more = settle(a, item, item.seq, item.head, item.tile + 1)) {
+    AttentionItem item, following;
+    KeyTiles tiles[2];
+    KeyTiles *now = &tiles[0], *next = &tiles[1];
+    bool more = settle(a, item, from.seq, from.head, from.tile) && starts_before(item, to), found = false;
+    for (; more; item = following) {
         const bool resumed = from.inside && same_item(item, from), broken = to.inside && same_item(item, to);
         const int begin = resumed ? from.range : item.first_range(), end = broken ? to.range : item.end_range();
+        more = settle(a, following, item.seq, item.head, item.tile + 1) && starts_before(following, to);
         if (begin >= end) continue;
         float* base = resumed ? scratch.pool + from.slot : scratch.state;
         Slot slot = slot_at(base, item.rows, dim);
         clear_slot(slot, item.rows);
-        KeyTiles tiles[2];
-        find_tiles(a, item, begin, tiles[begin & 1]);
+        if (!found) find_tiles(a, item, begin, *now);
         for (int range = begin; range < end; ++range) {
-            if (range + 1 < end) find_tiles(a, item, range + 1, tiles[(range + 1) & 1]);
-            const RowsArgs args{&a, &item, &tiles[range & 1], range + 1 < end ? &tiles[(range + 1) & 1] : nullptr, dim, slot};
+            const bool last = range + 1 == end;
+            found = !last || more;
+            if (found) find_tiles(a, last ? following : item, last ? following.first_range() : range + 1, *next);
+            const RowsArgs args{&a, &item, now, found ? next : nullptr, dim, slot};
             with_type(a.cache.type, [&](auto type) { attend_range<decltype(type)>(args, scratch.wide); });
-            if (resumed && range + 1 < end) {
+            std::swap(now, next);
+            if (resumed && !last) {
                 base += slot_floats(item.rows, dim);
                 slot = slot_at(base, item.rows, dim);
                 clear_slot(slot, item.rows);

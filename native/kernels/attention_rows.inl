@@ -172,7 +172,7 @@ struct RowsArgs {
     const AttentionArgs* a;
     const AttentionItem* item;
     const KeyTiles* tiles;
-    const KeyTiles* next;
+    const KeyTiles* next;  // what this thread reads after it, of this item or the next; none where nothing follows
     int dim;
     Slot slot;
 };
@@ -244,7 +244,7 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
     if (all.begin >= all.end) return;
     const int first = static_cast<int>(all.begin), last = static_cast<int>(all.end);
 
-    // The values of this range, and later the keys of the next, travel while the arithmetic runs.
+    // The values of this range, and later the keys that come next, travel while the arithmetic runs.
     auto score_tiles = [&](auto slabs, int t) __attribute__((always_inline)) {
         constexpr int S = decltype(slabs)::value;
         const std::byte* values[S];
@@ -304,13 +304,14 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
 #pragma GCC unroll kUnroll
             for (int c = 0; c < S * kVectors; ++c) sum[r][c] = zero();
         for (int i = first; i < last; ++i) {
-            const bool fetch = ahead && args.next && i >= args.next->begin && i < args.next->end;
+            const int then = args.next ? args.next->begin + (i - first) : 0;
+            const bool fetch = ahead && args.next && then < args.next->end;
             const element* values[S];
             const std::byte* keys[S];
 #pragma GCC unroll kUnroll
             for (int n = 0; n < S; ++n) {
                 values[n] = reinterpret_cast<const element*>(tiles.values[i]) + (slab + n) * kKeyTile * T::step;
-                keys[n] = fetch ? args.next->keys[i] + (slab + n) * kKeyTile / 2 * kPairBytes<T> : nullptr;
+                keys[n] = fetch ? args.next->keys[then] + (slab + n) * kKeyTile / 2 * kPairBytes<T> : nullptr;
             }
             dot<T, R, S>(sum, p + i * kKeyTile, values, dim, kKeyTile / 2, fetch, keys);
         }
