@@ -135,7 +135,7 @@ static void attention(const AttentionArgs& a, int thread, int threads) {
     plan_attention(a, threads, scratch.cuts);
     const AttentionCut &from = scratch.cuts[thread], &to = scratch.cuts[thread + 1];
     const int dim = padded_dim(a.cache.head_dim);
-    AttentionItem item, following;
+    AttentionItem item{}, following{};
     KeyTiles tiles[2];
     KeyTiles *now = &tiles[0], *next = &tiles[1];
     bool more = settle(a, item, from.seq, from.head, from.tile) && starts_before(item, to), found = false;
@@ -143,7 +143,7 @@ static void attention(const AttentionArgs& a, int thread, int threads) {
         const bool resumed = from.inside && same_item(item, from), broken = to.inside && same_item(item, to);
         const int begin = resumed ? from.range : item.first_range(), end = broken ? to.range : item.end_range();
         more = settle(a, following, item.seq, item.head, item.tile + 1) && starts_before(following, to);
-        if (begin >= end) continue;
+        if (begin >= end) return;  // both cuts lie here: the run is empty
         float* base = resumed ? scratch.pool + from.slot : scratch.state;
         Slot slot = slot_at(base, item.rows, dim);
         clear_slot(slot, item.rows);

@@ -172,7 +172,7 @@ struct RowsArgs {
     const AttentionArgs* a;
     const AttentionItem* item;
     const KeyTiles* tiles;
-    const KeyTiles* next;  // what this thread reads after it, of this item or the next; none where nothing follows
+    const KeyTiles* next;  // what this thread reads after it, of this item or the next; none where nothing follows or rows are many
     int dim;
     Slot slot;
 };
@@ -304,6 +304,7 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
 #pragma GCC unroll kUnroll
             for (int c = 0; c < S * kVectors; ++c) sum[r][c] = zero();
         for (int i = first; i < last; ++i) {
+            // A tile for a tile: of a longer range the rest is not fetched.
             const int then = args.next ? args.next->begin + (i - first) : 0;
             const bool fetch = ahead && args.next && then < args.next->end;
             const element* values[S];

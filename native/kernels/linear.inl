@@ -64,7 +64,8 @@ static void linear_panels(const LinearArgs& a, int64_t begin, int64_t end, Range
 // the nearest cache.
 static void gated_units(const GatedArgs& a, int64_t begin, int64_t end, Range all) {
     constexpr int kMostColumns = kPanel < kActSpan ? kActSpan : kPanel;
-    alignas(64) float sums[2][kMostColumns / kPanel][kRowBlock * kPanel], products[kRowBlock * kMostColumns];
+    constexpr int kPreparedRows = 16;  // enough groups to be quantized side by side
+    alignas(64) float sums[2][kMostColumns / kPanel][kRowBlock * kPanel], products[kPreparedRows * kMostColumns];
     const int unit_columns = gated_columns(kPanel, a.form);
     const PackedWeight* weights[2] = {a.gate, a.up};
     const PanelSums compute[2] = {panel_sums_of(*a.gate), panel_sums_of(*a.up)};
@@ -80,15 +81,18 @@ static void gated_units(const GatedArgs& a, int64_t begin, int64_t end, Range al
                 for (int panel = 0; panel * kPanel < columns; ++panel)
                     compute[i](*weights[i], column / kPanel + panel, xs[i] + row * x_stride, x_stride, rows, sums[i][panel]);
             }
-            for (int r = 0; r < rows; ++r)
-                for (int i = 0; i < columns; i += W) {
-                    const int at = r * kPanel + i % kPanel;
-                    vf gate = load(sums[0][i / kPanel] + at), up = load(sums[1][i / kPanel] + at);
-                    if (a.gate_bias) gate = add(gate, load_n(a.gate_bias + column + i, columns - i));
-                    if (a.up_bias) up = add(up, load_n(a.up_bias + column + i, columns - i));
-                    store(products + r * kMostColumns + i, mul(activate(a.kind, gate), up));
-                }
-            prepare(a.form, products, kMostColumns, rows, column, columns, a.out + row * out_stride, out_stride);
+            for (int first = 0; first < rows; first += kPreparedRows) {
+                const int count = rows - first < kPreparedRows ? rows - first : kPreparedRows;
+                for (int r = 0; r < count; ++r)
+                    for (int i = 0; i < columns; i += W) {
+                        const int at = (first + r) * kPanel + i % kPanel;
+                        vf gate = load(sums[0][i / kPanel] + at), up = load(sums[1][i / kPanel] + at);
+                        if (a.gate_bias) gate = add(gate, load_n(a.gate_bias + column + i, columns - i));
+                        if (a.up_bias) up = add(up, load_n(a.up_bias + column + i, columns - i));
+                        store(products + r * kMostColumns + i, mul(activate(a.kind, gate), up));
+                    }
+                prepare(a.form, products, kMostColumns, count, column, columns, a.out + (row + first) * out_stride, out_stride);
+            }
         }
     }
 }

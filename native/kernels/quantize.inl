@@ -99,16 +99,16 @@ static inline vf factors_of(vf halves, vf scales) {
 // scale NaN, and so every output of the row.
 static void quantize_groups(Act act, const Piece* groups, int count) {
     constexpr float kNaN = __builtin_nanf("");
-    float largest[kAtOnce][2] = {}, scales[kAtOnce], half_scales[2][kAtOnce], inverses[2][kAtOnce];
+    float largest[2 * kAtOnce] = {}, scales[kAtOnce], half_scales[2][kAtOnce], inverses[2][kAtOnce];
     int32_t factors[2][kAtOnce];
-    const bool finite = find_largest<32, 16>(groups, count, largest[0]);
+    const bool finite = find_largest<32, 16>(groups, count, largest);
     if (!finite && count > 1) {
         for (int i = 0; i < count; ++i) quantize_groups(act, groups + i, 1);
         return;
     }
     float halves[2][kAtOnce];
     for (int i = 0; i < kAtOnce; ++i) {
-        halves[0][i] = largest[i][0], halves[1][i] = largest[i][1];
+        halves[0][i] = largest[2 * i], halves[1][i] = largest[2 * i + 1];
         const float power = power_above((halves[0][i] > halves[1][i] ? halves[0][i] : halves[1][i]) * (1.0f / (127.0f * kMostFactor)));
         scales[i] = finite && power <= 0x1p104f ? power : kNaN;
     }
