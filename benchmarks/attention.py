@@ -18,7 +18,7 @@ import numpy as np
 from octavo import _native
 
 MODELS = {"SmolLM2-135M": (9, 3, 64, 0), "Gemma-3-270M": (4, 1, 256, 512), "Gemma-3-270M full": (4, 1, 256, 0)}
-TYPES = ["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
+TYPES = ["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int16"]
 CACHE_BYTES = 96 << 20  # what the layers of a decode pass together hold, so that none is found in a cache
 PREFILL_TOKENS = 8192  # over all layers of a pass, whose output and scratch are new memory each time
 

@@ -6,7 +6,10 @@ using namespace octavo;
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels, thread pool and Program of octavo";
 
-    nb::class_<KernelTable>(m, "KernelTable").def_ro("name", &KernelTable::name).def_ro("lanes", &KernelTable::lanes);
+    nb::class_<KernelTable>(m, "KernelTable")
+        .def_ro("name", &KernelTable::name)
+        .def_ro("lanes", &KernelTable::lanes)
+        .def_ro("fastest_as_int16", &KernelTable::fastest_as_i16, "Whether attention takes the least time over keys and values of int16.");
 
     nb::class_<ThreadPool>(m, "ThreadPool")
         .def(nb::init<int, std::vector<std::vector<int>>>(), nb::arg("threads"), nb::arg("cpus") = std::vector<std::vector<int>>(),

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMost = 1 << 16;  // layers, and KV heads: their product is a size that cannot overflow
 
-constexpr const char* kNames[] = {"f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"};
+constexpr const char* kNames[] = {"f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int16"};
 
 void check(bool fine, const std::string& what, int64_t value, const std::string& limit) {
     if (!fine) throw std::invalid_argument("A KV cache cannot have a " + what + " of " + std::to_string(value) + ": " + limit + ".");
@@ -96,9 +96,12 @@ void KVCache::read_block(int layer, int64_t block, float* keys, float* values) c
             case CacheType::e5m2:
                 return e5m2_to_f32(static_cast<uint8_t>(tile[index]));
             case CacheType::i8:
+            case CacheType::i16:
                 break;
         }
-        return static_cast<float>(static_cast<int8_t>(tile[index])) * reinterpret_cast<const float*>(tile + kKeyTile * dim)[lane];
+        const float q = cache.type == CacheType::i16 ? static_cast<float>(reinterpret_cast<const int16_t*>(tile)[index])
+                                                     : static_cast<float>(static_cast<int8_t>(tile[index]));
+        return q * reinterpret_cast<const float*>(tile + int64_t{kKeyTile} * dim * element_bytes(cache.type))[lane];
     };
     for (int offset = 0; offset < cache.block_size; ++offset)
         for (int head = 0; head < cache.kv_heads; ++head) {

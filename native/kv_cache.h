@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-// "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2" or "int8"; throws std::invalid_argument.
+// "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8" or "int16"; throws std::invalid_argument.
 CacheType cache_type(const std::string& name);
 const char* name_of(CacheType type);
 

@@ -135,8 +135,8 @@ struct SoftcapArgs {  // x = cap * tanh(x * scale / cap); cap 0: x * scale; [row
     float cap, scale;
 };
 
-// What keys and values are kept in; of i8, each token of each kv head has a scale for its keys and one for its values.
-enum class CacheType : uint8_t { f32, f16, bf16, e4m3, e5m2, i8 };
+// What keys and values are kept in; of i8 and i16, each token of each kv head has a scale for its keys and one for its values.
+enum class CacheType : uint8_t { f32, f16, bf16, e4m3, e5m2, i8, i16 };
 
 // One layer's keys and values. Block b, kv head h starts at (b * kv_heads + h) * block_size / 16 tiles in each; the layout inside is the
 // kernels' own (plan.h).
@@ -181,7 +181,8 @@ enum class MathFunction : uint8_t { exp, tanh, sum, multiply_add };
 struct KernelTable {
     const char* name;
     int lanes;
-    bool paired_halves;  // layout.h
+    bool paired_halves;   // layout.h
+    bool fastest_as_i16;  // whether attention takes the least time over keys and values of CacheType::i16
 
     Act (*act_of)(Format format);
     int64_t (*act_bytes)(Act act, int k);

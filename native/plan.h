@@ -13,17 +13,21 @@ constexpr int kRange = 256;   // keys of one partial
 constexpr int kKeyTile = 16;  // tokens of one tile of the cache
 constexpr int kMaxHeadDim = 256;
 constexpr int kItemRows = 48;
+constexpr int kLargestI16 = 4095;  // of keys and values in 16 bits: 64 products with 8191 have 31 bits
 
 static inline int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
-// A tile, of keys and of values: two dimensions, or two tokens, side by side in 16 bits, which instructions for pairs of bf16 want; else
-// all lanes of one dimension, or of one token, side by side. Behind a tile of i8 stand the scales of its tokens, float32.
-//   f16, bf16            keys [dim / 2][16][2]   values [8][dim][2]
-//   f32, e4m3, e5m2, i8  keys [dim][16]          values [16][dim]
-static constexpr bool in_pairs(CacheType type) { return type == CacheType::f16 || type == CacheType::bf16; }
-static constexpr int element_bytes(CacheType type) { return type == CacheType::f32 ? 4 : in_pairs(type) ? 2 : 1; }
+// A tile, of keys and of values: two dimensions, or two tokens, side by side, which instructions for pairs want; else all lanes of one
+// dimension, or of one token, side by side. Behind a tile of i8 or i16 stand the scales of its tokens, float32.
+//   f16, bf16, i8, i16  keys [dim / 2][16][2]   values [8][dim][2]
+//   f32, e4m3, e5m2     keys [dim][16]          values [16][dim]
+static constexpr bool scaled(CacheType type) { return type == CacheType::i8 || type == CacheType::i16; }
+static constexpr bool in_pairs(CacheType type) { return type == CacheType::f16 || type == CacheType::bf16 || scaled(type); }
+static constexpr int element_bytes(CacheType type) {
+    return type == CacheType::f32 ? 4 : type == CacheType::f16 || type == CacheType::bf16 || type == CacheType::i16 ? 2 : 1;
+}
 static inline int64_t tile_bytes(CacheType type, int head_dim) {
-    return int64_t{kKeyTile} * (padded_dim(head_dim) * element_bytes(type) + (type == CacheType::i8 ? 4 : 0));
+    return int64_t{kKeyTile} * (padded_dim(head_dim) * element_bytes(type) + (scaled(type) ? 4 : 0));
 }
 
 struct AttentionItem {

@@ -3,6 +3,7 @@
 
 namespace octavo::ISA {
 
+constexpr bool kFastestAsI16 = true;
 constexpr int kSumRegisters = 12;  // of 16; keys may be operands in memory
 
 static inline vf even_bf16(const bf16* p) {

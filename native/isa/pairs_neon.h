@@ -4,7 +4,8 @@
 
 namespace octavo::ISA {
 
-constexpr int kSumRegisters = 20;  // of 32, where there is a choice: keys and broadcasts need theirs
+constexpr bool kFastestAsI16 = false;  // a dot product of pairs takes four instructions
+constexpr int kSumRegisters = 20;      // of 32, where there is a choice: keys and broadcasts need theirs
 
 static inline uint32x4_t bits_of_pairs(const uint16_t* p) { return vreinterpretq_u32_u16(vld1q_u16(p)); }
 static inline vf even_bf16(const bf16* p) { return vreinterpretq_f32_u32(vshlq_n_u32(bits_of_pairs(p), 16)); }

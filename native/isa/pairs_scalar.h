@@ -6,6 +6,7 @@
 
 namespace octavo::ISA {
 
+constexpr bool kFastestAsI16 = false;
 constexpr int kSumRegisters = 0;  // none to plan for
 
 static inline vu load_pairs(const uint16_t* p) {

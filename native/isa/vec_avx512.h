@@ -48,9 +48,20 @@ static inline vi move_up(vi a, vi below) {
     const vi words = _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100);
     return _mm512_mask_shuffle_epi8(below, 0xccccccccccccccccull, a, words);
 }
-// acc + the dot products of pairs of 16 bits.
-static inline vi add_dot_s16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
+// acc + the dot products of pairs of 16 bits. In assembler, as GCC copies and spills the sums of its own in attention, which then takes a
+// quarter longer.
+static inline vi add_dot_s16(vi acc, vi a, vi b) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+}
+// Two values to a lane.
+static inline vi load_i16(const int16_t* p) { return _mm512_loadu_si512(p); }
+static inline vi widen_i8(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+// The lower 16 bits of each lane.
+static inline void store_i16(int16_t* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a)); }
 static inline vf as_floats(vi a) { return _mm512_castsi512_ps(a); }
+// a * factor rounded to an integer, half to even, of which the lower 16 bits are right; |a * factor| < 2^22.
+static inline vi nearest_low_bits(vf a, vf factor) { return _mm512_castps_si512(fma(a, factor, set1(12582912.0f))); }
 static inline vf to_f32(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi to_i32(vf a) { return _mm512_cvtps_epi32(a); }  // round half to even
 // The low bits of a float as the exponent of another.

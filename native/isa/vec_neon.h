@@ -55,6 +55,18 @@ static inline vi bits_at(vi a, int right, int mask) {
     const uint8x16_t bytes = vreinterpretq_u8_s32(a), moved = right > 0 ? bytes >> right : right < 0 ? bytes << -right : bytes;
     return vreinterpretq_s32_u8(vandq_u8(moved, vdupq_n_u8(static_cast<uint8_t>(mask))));
 }
+// acc + the dot products of pairs of 16 bits.
+static inline vi add_dot_s16(vi acc, vi a, vi b) {
+    const int16x8_t left = vreinterpretq_s16_s32(a), right = vreinterpretq_s16_s32(b);
+    return vaddq_s32(acc, vpaddq_s32(vmull_s16(vget_low_s16(left), vget_low_s16(right)), vmull_high_s16(left, right)));
+}
+// Two values to a lane.
+static inline vi load_i16(const int16_t* p) { return vreinterpretq_s32_s16(vld1q_s16(p)); }
+static inline vi widen_i8(const int8_t* p) { return vreinterpretq_s32_s16(vmovl_s8(vld1_s8(p))); }
+// The lower 16 bits of each lane.
+static inline void store_i16(int16_t* p, vi a) { vst1_s16(p, vmovn_s32(a)); }
+// a * factor rounded to an integer, half to even, of which the lower 16 bits are right; |a * factor| < 2^22.
+static inline vi nearest_low_bits(vf a, vf factor) { return vreinterpretq_s32_f32(fma(a, factor, set1(12582912.0f))); }
 static inline vf to_f32(vi a) { return vcvtq_f32_s32(a); }
 static inline vi to_i32(vf a) { return vcvtnq_s32_f32(a); }  // round half to even
 // The low bits of a float as the exponent of another.

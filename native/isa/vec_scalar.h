@@ -67,7 +67,24 @@ static inline vi move_up(vi a, vi below) { return (vi)((vu)a << 16) | below; }
 static inline vi add_dot_s16(vi acc, vi a, vi b) {
     return acc + (move_up(a, vi{}) >> 16) * (move_up(b, vi{}) >> 16) + (a >> 16) * (b >> 16);
 }
+// Two values to a lane.
+static inline vi load_i16(const int16_t* p) {
+    vi out;
+    std::memcpy(&out, p, sizeof out);
+    return out;
+}
+static inline vi widen_i8(const int8_t* p) {
+    int16_t wide[2 * W];
+    for (int i = 0; i < 2 * W; ++i) wide[i] = p[i];
+    return load_i16(wide);
+}
+// The lower 16 bits of each lane.
+static inline void store_i16(int16_t* p, vi a) {
+    for (int i = 0; i < W; ++i) p[i] = static_cast<int16_t>(a[i]);
+}
 static inline vf as_floats(vi a) { return (vf)a; }
+// a * factor rounded to an integer, half to even, of which the lower 16 bits are right; |a * factor| < 2^22.
+static inline vi nearest_low_bits(vf a, vf factor) { return (vi)fma(a, factor, set1(12582912.0f)); }
 static inline vf to_f32(vi a) { return __builtin_convertvector(a, vf); }
 // Round half to even, for |a| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
 static inline vi to_i32(vf a) { return (vi)(a + 12582912.0f) - 0x4b400000; }

@@ -1,8 +1,10 @@
 // Paged attention: who computes which partial, where it is kept and how it becomes an output row; and the store into the cache. The
 // arithmetic and the law that it keeps are in attention_rows.inl.
+#include <algorithm>
 #include <utility>
 
 #include "attention_rows.inl"
+#include "attention_integers.inl"
 #ifdef OCTAVO_HAS_FLOAT_ROWS
 #include "attention_wide.inl"
 #endif
@@ -27,33 +29,21 @@ static inline void find_tiles(const AttentionArgs& a, const AttentionItem& item,
     }
 }
 
-// Rows from which on a range is widened once, before its use, rather than by each six rows again. The same bits: widening is exact.
-constexpr int kWidenRows = 13;
-
 #ifndef OCTAVO_HAS_FLOAT_ROWS
-// Of the keys, or of the values, of a range, with a scale for each token.
-static inline int64_t plane_floats(int dim) { return int64_t{kRange} * (dim + 1); }
+// Of the keys, or of the values, of a range.
+static inline int64_t plane_floats(int dim) { return int64_t{kRange} * dim; }
 static inline int64_t wide_floats(int dim) { return 2 * plane_floats(dim); }
 
-// A tile of pairs of T, and what stands behind it, in the wide type.
+// A tile of pairs of T in the wide type.
 template <class T>
-static std::byte* widen_tile(const std::byte* tile, int64_t stride, int pairs, std::byte* wide) {
+static std::byte* widen_tile(const std::byte* tile, int64_t stride, int pairs, float* wide) {
     using Wide = typename T::wide;
     const auto* from = reinterpret_cast<const typename T::element*>(tile);
     auto* to = reinterpret_cast<typename Wide::element*>(wide);
     for (int64_t i = 0; i < pairs; ++i, from += 2 * stride, to += 2 * stride)
         for (int64_t lane = 0; lane < stride; lane += W)
             Wide::put(to + lane * Wide::step, stride, T::even(from + lane * T::step, stride), T::odd(from + lane * T::step, stride));
-    if constexpr (kScaled<T>) std::memcpy(to, from, 4 * kKeyTile);
-    return wide;
-}
-template <class T>
-static void widen_tiles(KeyTiles& tiles, int dim, float* wide) {
-    for (int t = tiles.begin; t < tiles.end; ++t) {
-        float *keys = wide + int64_t{t} * kKeyTile * (dim + 1), *values = keys + plane_floats(dim);
-        tiles.keys[t] = widen_tile<T>(tiles.keys[t], kKeyTile, dim / 2, reinterpret_cast<std::byte*>(keys));
-        tiles.values[t] = widen_tile<T>(tiles.values[t], dim, kKeyTile / 2, reinterpret_cast<std::byte*>(values));
-    }
+    return reinterpret_cast<std::byte*>(wide);
 }
 
 template <class T>
@@ -61,38 +51,25 @@ static void attend_range(const RowsArgs& args, float* wide);
 template <class T>
 static void attend_wide(const RowsArgs& args, float* wide) {
     KeyTiles tiles = *args.tiles;
-    widen_tiles<T>(tiles, args.dim, wide);
+    for (int t = tiles.begin; t < tiles.end; ++t) {
+        float *keys = wide + int64_t{t} * kKeyTile * args.dim, *values = keys + plane_floats(args.dim);
+        tiles.keys[t] = widen_tile<T>(tiles.keys[t], kKeyTile, args.dim / 2, keys);
+        tiles.values[t] = widen_tile<T>(tiles.values[t], args.dim, kKeyTile / 2, values);
+    }
     attend_range<typename T::wide>({args.a, args.item, &tiles, nullptr, args.dim, args.slot}, nullptr);
 }
 #endif
 
-// All rows of the item against one range.
+// All rows of the item against one range; `wide` is memory of the item's.
 template <class T>
 static void attend_range(const RowsArgs& args, float* wide) {
     const int rows = args.item->rows;
-    if constexpr (sizeof(typename T::element) < sizeof(typename T::wide::element))
-        if (rows >= kWidenRows) return attend_wide<T>(args, wide);
-    int row = 0;
-    for (; row + 6 <= rows; row += 6) attend_rows<T, 6>(args, row, row == 0);
-    const bool ahead = row == 0;
-    switch (rows - row) {
-        case 5:
-            attend_rows<T, 3>(args, row, ahead), attend_rows<T, 2>(args, row + 3, false);
-            break;
-        case 4:
-            attend_rows<T, 4>(args, row, ahead);
-            break;
-        case 3:
-            attend_rows<T, 3>(args, row, ahead);
-            break;
-        case 2:
-            attend_rows<T, 2>(args, row, ahead);
-            break;
-        case 1:
-            attend_rows<T, 1>(args, row, ahead);
-            break;
-        default:
-            break;
+    if constexpr (kScaled<T>) {
+        attend_integers<T>(args, wide);
+    } else {
+        if constexpr (sizeof(typename T::element) < sizeof(typename T::wide::element))
+            if (rows >= kWidenRows) return attend_wide<T>(args, wide);
+        each_rows(rows, [&](auto count, int row) { attend_rows<T, decltype(count)::value>(args, row); });
     }
 }
 
@@ -105,7 +82,8 @@ static void write_row(const AttentionArgs& a, const AttentionItem& item, const S
     for (int d = 0; d < head_dim; d += W) store_n(out + d, slot.m[row] == kNothing ? factor : mul(load(o + d), factor), head_dim - d);
 }
 
-// Scratch: for each thread its plan, the state of the item it is at, and a range widened; then the slots of what is cut.
+// Scratch: for each thread its plan, the state of the item it is at, and a range widened or its queries as integers; then the slots of
+// what is cut.
 struct AttentionScratch {
     AttentionCut* cuts;
     float* state;
@@ -114,7 +92,8 @@ struct AttentionScratch {
 };
 static inline int64_t cuts_bytes(int threads) { return (static_cast<int64_t>(sizeof(AttentionCut)) * (threads + 1) + 63) / 64 * 64; }
 static inline int64_t thread_bytes(int threads, int dim) {
-    return cuts_bytes(threads) + 4 * slot_floats(kItemRows, dim) + 4 * wide_floats(dim) + 64;  // a line apart
+    return cuts_bytes(threads) + 4 * slot_floats(kItemRows, dim) + 4 * std::max(wide_floats(dim), integer_floats(dim)) +
+           64;  // a line apart
 }
 static inline AttentionScratch scratch_of(const AttentionArgs& a, int thread, int threads) {
     std::byte* base = a.scratch + (-reinterpret_cast<uintptr_t>(a.scratch) & 63);
@@ -146,8 +125,9 @@ static void attention(const AttentionArgs& a, int thread, int threads) {
         if (begin >= end) return;  // both cuts lie here: the run is empty
         float* base = resumed ? scratch.pool + from.slot : scratch.state;
         Slot slot = slot_at(base, item.rows, dim);
-        clear_slot(slot, item.rows);
+        clear_slot(slot, item.rows, dim);
         if (!found) find_tiles(a, item, begin, *now);
+        if (scaled(a.cache.type)) round_queries({&a, &item, nullptr, nullptr, dim, slot}, scratch.wide);
         for (int range = begin; range < end; ++range) {
             const bool last = range + 1 == end;
             found = !last || more;
@@ -158,7 +138,7 @@ static void attention(const AttentionArgs& a, int thread, int threads) {
             if (resumed && !last) {
                 base += slot_floats(item.rows, dim);
                 slot = slot_at(base, item.rows, dim);
-                clear_slot(slot, item.rows);
+                clear_slot(slot, item.rows, dim);
             }
         }
         if (!resumed && !broken)
@@ -184,35 +164,19 @@ static void attention_merge(const AttentionArgs& a, int thread, int threads) {
             const int end = to.inside && same_item(item, to) ? to.range : item.end_range();
             float* base = scratch.pool + from.slot;
             for (int range = from.range; range < end; ++range, base += slot_floats(item.rows, dim)) {
-                const Slot part = slot_at(base, item.rows, dim);
-                for (int64_t row = rows.begin; row < rows.end; ++row) {
-                    const Factors factors = merge_sums(state.m[row], state.l[row], part.m[row], part.l[row]);
-                    for (int d = 0; d < dim; d += W) merge_values(state.o + row * dim + d, load(part.o + row * dim + d), factors);
+                const Slot slot = slot_at(base, item.rows, dim);
+                const auto count = static_cast<int>(rows.end - rows.begin);
+                Partials<kItemRows> part;
+                for (int r = 0; r < count; ++r) part.m[r] = slot.m[rows.begin + r], part.l[r] = slot.l[rows.begin + r];
+                merge_sums(state.m + rows.begin, state.l + rows.begin, part, count);
+                for (int r = 0; r < count; ++r) {
+                    const int64_t at = (rows.begin + r) * dim;
+                    for (int d = 0; d < dim; d += W) merge_values(state.o + at + d, load(slot.o + at + d), part, r);
                 }
             }
         }
         for (int64_t row = rows.begin; row < rows.end; ++row) write_row(a, item, state, static_cast<int>(row), dim);
     }
-}
-
-// One head of a row in the cache's type; returns what it is to be multiplied by.
-template <class T>
-static inline float round_head(const float* x, int size, typename T::element* out) {
-    if constexpr (kScaled<T>) {
-        vf top = zero(), spoiled = zero();  // max() passes NaN over; NaN or infinity times 0 is NaN
-        for (int d = 0; d < size; d += W) {
-            const vf a = load_n(x + d, size - d);
-            top = max(abs(a), top);
-            spoiled = add(spoiled, mul(a, zero()));
-        }
-        const float largest = reduce_max(top);
-        const bool vanishes = largest < 0x1p-119f;  // its reciprocal could overflow
-        const vf inverse = set1(vanishes ? 0.0f : 127.0f / largest);
-        for (int d = 0; d < size; d += W) T::write(out + d, max(min(mul(load_n(x + d, size - d), inverse), set1(127.0f)), set1(-127.0f)));
-        return (vanishes ? 0.0f : largest / 127.0f) + reduce_add(spoiled);
-    }
-    for (int d = 0; d < size; d += W) T::write(out + d, load_n(x + d, size - d));
-    return 1.0f;
 }
 
 // Rounds one head of a row, then places it in its lane of the tile of keys and its row, or half a row of pairs, of the tile of values.

@@ -6,8 +6,8 @@
 // depend on its own query and keys only: not on the rows beside it, the tile sizes below, the blocks, or who computes which partial.
 //
 // Both products are one loop, dot(): scores = q . keys with lanes of tokens, o = p . values with lanes of dimensions. Where the ISA
-// multiplies pairs of bf16, q and p are rounded to bf16 (and l sums the rounded p, unless scales stand between); everywhere else they stay
-// float32 against widened keys and values.
+// multiplies pairs of bf16, q and p are rounded to bf16 (and l sums the rounded p); everywhere else they stay float32 against widened keys
+// and values. Integers with scales are attention_integers.inl's.
 #include "attention_types.inl"
 
 namespace octavo::ISA {
@@ -31,8 +31,8 @@ constexpr int kPairBytes = 2 * kKeyTile * static_cast<int>(sizeof(typename T::el
 // sum[r][slab] += a[r] . b[slab] over 2 * pairs values: a is [R][kRange] (q, or p), b[slab] points at [pairs][stride][2] or [2 *
 // pairs][stride]. With `fetch`, as many lines as it reads of b[slab] come nearer from ahead[slab] on, one at a time: a burst would fill the
 // miss buffers and stall.
-template <class T, int R, int N>
-static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors], const typename T::operand* a,
+template <class T, int R, int N, class Sum>
+static inline __attribute__((always_inline)) void dot(Sum (&sum)[R][N * kVectors], const typename T::operand* a,
                                                       const typename T::element* const (&b)[N], int64_t stride, int pairs, bool fetch,
                                                       const std::byte* const (&ahead)[N]) {
     for (int i = 0; i < pairs; ++i, a += 2) {
@@ -41,21 +41,17 @@ static inline __attribute__((always_inline)) void dot(vf (&sum)[R][N * kVectors]
 #pragma GCC unroll kUnroll
             for (int n = 0; n < N; ++n)
                 for (int line = 0; line < kPairBytes<T>; line += 64) __builtin_prefetch(ahead[n] + kPairBytes<T> * i + line);
-#if OCTAVO_PAIRED_BF16
         if constexpr (T::paired) {
-            pairs_bf16 right[N * kVectors];
+            typename T::pair right[N * kVectors];
 #pragma GCC unroll kUnroll
             for (int c = 0; c < N * kVectors; ++c) right[c] = T::pairs(b[c / kVectors] + at + c % kVectors * W * T::step, stride);
 #pragma GCC unroll kUnroll
             for (int r = 0; r < R; ++r) {
-                const pairs_bf16 left = broadcast_pair(a + r * kRange);
+                const typename T::pair left = broadcast_pair(a + r * kRange);
 #pragma GCC unroll kUnroll
                 for (int c = 0; c < N * kVectors; ++c) sum[r][c] = dot_pairs(sum[r][c], right[c], left);
             }
-            continue;
-        } else
-#endif
-        {
+        } else {
 #pragma GCC unroll kUnroll
             for (int half = 0; half < 2; ++half) {
                 if constexpr ((R + 1) * N * kVectors >= kSumRegisters * 4 / 3) {  // no registers for all of the right beside the sums
@@ -100,71 +96,64 @@ struct Slot {
     float *o, *m, *l;  // [rows, dim], [rows], [rows]
 };
 static inline Slot slot_at(float* base, int rows, int dim) { return {base, base + int64_t{rows} * dim, base + int64_t{rows} * dim + rows}; }
-static inline void clear_slot(const Slot& slot, int rows) {
+static inline void clear_slot(const Slot& slot, int rows, int dim) {
+    for (int i = 0; i < rows * dim; i += W) ISA::store(slot.o + i, zero());
     for (int r = 0; r < rows; ++r) slot.m[r] = kNothing, slot.l[r] = 0.0f;
 }
 
-// How a partial (m, l) joins the state of a row: the factors of both, for merge_values().
-struct Factors {
-    bool keep, copy;  // the partial is empty; the state was
-    vf old, fresh;
+// Rows' (m, l) of one range, and how they join their states: the factors of both, for merge_values(). A factor is 0 where there is nothing.
+template <int R>
+struct Partials {
+    static constexpr int size = (R + W - 1) / W * W;
+    float m[size], l[size], old[size], fresh[size];
 };
-static inline Factors merge_sums(float& m, float& l, float fresh_m, float fresh_l) {
-    Factors f{fresh_m == kNothing, m == kNothing, zero(), zero()};
-    if (f.keep) return f;
-    if (f.copy) {
-        m = fresh_m, l = fresh_l;
-        return f;
+template <int R>
+static inline void merge_sums(float* m, float* l, Partials<R>& part, int rows = R) {
+    for (int i = 0; i < rows; i += W) {
+        const vf state = load_n(m + i, rows - i), fresh = load_n(part.m + i, rows - i), top = max(state, fresh);
+        const vf from = select_lt(set1(kNothing), top, top, zero());
+        const vf old = exp_to_one(sub(state, from)), now = exp_to_one(sub(fresh, from));
+        ISA::store(part.old + i, old), ISA::store(part.fresh + i, now);
+        store_n(l + i, fma(load_n(l + i, rows - i), old, mul(load_n(part.l + i, rows - i), now)), rows - i);
+        store_n(m + i, top, rows - i);
     }
-    const vf state = set1(m), part = set1(fresh_m), top = max(state, part);
-    f.old = exp(sub(state, top));
-    f.fresh = exp(sub(part, top));
-    float lanes[W];
-    ISA::store(lanes, top);
-    m = lanes[0];
-    ISA::store(lanes, fma(set1(l), f.old, mul(set1(fresh_l), f.fresh)));
-    l = lanes[0];
-    return f;
 }
-static inline void merge_values(float* o, vf fresh, const Factors& f) {
-    if (f.keep) return;
-    ISA::store(o, f.copy ? fresh : fma(load(o), f.old, mul(fresh, f.fresh)));
+template <int R>
+static inline void merge_values(float* o, vf fresh, const Partials<R>& part, int row) {
+    if (part.m[row] == kNothing) return;  // where no key is seen, what lies there may be no number
+    ISA::store(o, fma(load(o), set1(part.old[row]), mul(fresh, set1(part.fresh[row]))));
 }
 
-// Scores of one row become p, in place; those outside [begin, end) become exactly 0. `count` is a multiple of 16.
-static inline void softmax_row(float* s, int count, int begin, int end, float softcap, float& m, float& l) {
+// The keys of the range that a row of the item sees; none where it ends before it begins.
+struct Seen {
+    int begin, end;
+};
+// The largest of the scores [from, to) of a row, once capped; those that it does not see become -infinity. `to - from` is a multiple of 16.
+static inline float mask_row(float* s, int from, int to, Seen seen, float softcap) {
     if (softcap > 0.0f)
-        for (int i = 0; i < count; i += W) ISA::store(s + i, mul(set1(softcap), tanh(load(s + i))));
-    for (int i = 0; i < begin; ++i) s[i] = kNothing;
-    for (int i = end; i < count; ++i) s[i] = kNothing;
+        for (int i = from; i < to; i += W) ISA::store(s + i, mul(set1(softcap), tanh(load(s + i))));
+    const bool sees = seen.begin < seen.end;
+    for (int i = from; i < (sees ? seen.begin : to); ++i) s[i] = kNothing;
+    for (int i = sees ? seen.end : to; i < to; ++i) s[i] = kNothing;
     vf top[2] = {set1(kNothing), set1(kNothing)};
     constexpr int kSecond = kVectors > 1 ? W : 0;
-    for (int i = 0; i < count; i += W + kSecond) {
+    for (int i = from; i < to; i += W + kSecond) {
         top[0] = max(top[0], load(s + i));
         top[1] = max(top[1], load(s + i + kSecond));
     }
-    m = reduce_max(max(top[0], top[1]));
-    l = 0.0f;
-    if (m == kNothing) {
-        for (int i = 0; i < count; i += W) ISA::store(s + i, zero());
-        return;
-    }
-    const vf shift = set1(m);
+    return reduce_max(max(top[0], top[1]));
+}
+// Scores of one row become p, in place; those that it does not see become exactly 0.
+static inline void softmax_row(float* s, int from, int to, Seen seen, float softcap, float& m, float& l) {
+    m = mask_row(s, from, to, seen, softcap);
+    const vf shift = set1(m == kNothing ? 0.0f : m);
     vf sum = zero();
-    for (int i = 0; i < count; i += W) {
-        const vf p = exp(sub(load(s + i), shift));
+    for (int i = from; i < to; i += W) {
+        const vf p = exp_to_one(sub(load(s + i), shift));
         ISA::store(s + i, p);
         sum = add(sum, p);
     }
     l = reduce_add(sum);
-}
-
-// Multiplies a row's scores, or its p, by what stands `behind` bytes into the tiles of their tokens.
-static inline void scale_tokens(float* s, const std::byte* const* tiles, int first, int last, int behind) {
-    for (int t = first; t < last; ++t) {
-        const auto* scales = reinterpret_cast<const float*>(tiles[t] + behind);
-        for (int i = 0; i < kKeyTile; i += W) ISA::store(s + t * kKeyTile + i, mul(load(s + t * kKeyTile + i), load(scales + i)));
-    }
 }
 
 // What the rows of an item share while they meet one range.
@@ -177,10 +166,6 @@ struct RowsArgs {
     Slot slot;
 };
 
-// The keys of the range that a row of the item sees; none where it ends before it begins.
-struct Seen {
-    int begin, end;
-};
 static inline Seen seen_by(const RowsArgs& args, int row) {
     const AttentionArgs& a = *args.a;
     const int seq = args.item->seq, token = (args.item->first_row + row) / group_of(a),
@@ -210,23 +195,42 @@ static inline void load_query(const RowsArgs& args, int row, Write write) {
     for (int d = 0; d < args.dim; d += W) write(d, mul(load_n(from + d, head_dim - d), scale));
 }
 
-// A row's scores of the tiles [first, last) become p.
-static inline void soften(const RowsArgs& args, float* scores, Seen seen, int first, int last, int behind, float& m, float& l) {
-    const int from = first * kKeyTile, count = (last - first) * kKeyTile;
-    const bool sees = seen.begin < seen.end;
-    if (behind) scale_tokens(scores, args.tiles->keys, first, last, behind);
-    softmax_row(scores + from, count, sees ? seen.begin - from : count, sees ? seen.end - from : count, args.a->softcap, m, l);
-    if (behind) scale_tokens(scores, args.tiles->values, first, last, behind);
+// Rows from which on a range is widened once, before its use, rather than by each six rows again. The same bits: widening is exact.
+constexpr int kWidenRows = 13;
+// attend(Constant<R>, first of R rows), R being at most 6, for all of them.
+template <class Attend>
+static inline void each_rows(int rows, Attend attend) {
+    int row = 0;
+    for (; row + 6 <= rows; row += 6) attend(Constant<6>{}, row);
+    switch (rows - row) {
+        case 5:
+            attend(Constant<3>{}, row), attend(Constant<2>{}, row + 3);
+            break;
+        case 4:
+            attend(Constant<4>{}, row);
+            break;
+        case 3:
+            attend(Constant<3>{}, row);
+            break;
+        case 2:
+            attend(Constant<2>{}, row);
+            break;
+        case 1:
+            attend(Constant<1>{}, row);
+            break;
+        default:
+            break;
+    }
 }
 
 // Rows [row, row + R) of the item against one range: scores, p, o, merged into the slot.
 template <class T, int R>
-static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row, bool ahead) {
+static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row) {
     using element = typename T::element;
     using operand = typename T::operand;
     constexpr int N = slabs_of(R);
     const KeyTiles& tiles = *args.tiles;
-    const int dim = args.dim, behind = args.a->cache.type == CacheType::i8 ? kKeyTile * dim * static_cast<int>(sizeof(element)) : 0;
+    const int dim = args.dim;
 
     alignas(64) operand q[R * kRange];
     alignas(64) float scores[R * kRange];
@@ -244,7 +248,8 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
     if (all.begin >= all.end) return;
     const int first = static_cast<int>(all.begin), last = static_cast<int>(all.end);
 
-    // The values of this range, and later the keys that come next, travel while the arithmetic runs.
+    // The values of this range, and later the keys that come next, travel while the arithmetic of the first rows runs.
+    const bool ahead = row == 0;
     auto score_tiles = [&](auto slabs, int t) __attribute__((always_inline)) {
         constexpr int S = decltype(slabs)::value;
         const std::byte* values[S];
@@ -257,8 +262,6 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
 #pragma GCC unroll kUnroll
             for (int c = 0; c < S * kVectors; ++c) sum[r][c] = zero();
         dot<T, R, S>(sum, q, keys, kKeyTile, dim / 2, ahead, values);
-        if (kScaled<T> && ahead)
-            for (int n = 0; n < S; ++n) __builtin_prefetch(values[n] + kKeyTile * dim);
 #pragma GCC unroll kUnroll
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll kUnroll
@@ -268,13 +271,12 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
     for (; t + N <= last; t += N) score_tiles(Constant<N>{}, t);
     for (; t < last; ++t) score_tiles(Constant<1>{}, t);
 
-    Factors factors[R];
+    Partials<R> part;
 #if OCTAVO_PAIRED_BF16
     alignas(64) bf16 rounded[T::paired ? R * kRange : 1];
 #endif
     for (int r = 0; r < R; ++r) {
-        float m, l;
-        soften(args, scores + r * kRange, seen[r], first, last, behind, m, l);
+        softmax_row(scores + r * kRange, first * kKeyTile, last * kKeyTile, seen[r], args.a->softcap, part.m[r], part.l[r]);
 #if OCTAVO_PAIRED_BF16
         if constexpr (T::paired) {
             vf sum = zero();
@@ -283,11 +285,11 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
                 store_bf16(to, load(scores + r * kRange + i));
                 sum = add(sum, load_bf16(to));
             }
-            if (!behind) l = reduce_add(sum);
+            part.l[r] = reduce_add(sum);
         }
 #endif
-        factors[r] = merge_sums(args.slot.m[row + r], args.slot.l[row + r], m, l);
     }
+    merge_sums(args.slot.m + row, args.slot.l + row, part);
     const operand* p;
 #if OCTAVO_PAIRED_BF16
     if constexpr (T::paired)
@@ -321,7 +323,7 @@ static __attribute__((noinline)) void attend_rows(const RowsArgs& args, int row,
             float* o = args.slot.o + int64_t{row + r} * dim + slab * kKeyTile;
             // An underflow may leave -0, which a masked lane would have turned into +0.
 #pragma GCC unroll kUnroll
-            for (int c = 0; c < S * kVectors; ++c) merge_values(o + c * W, add(sum[r][c], zero()), factors[r]);
+            for (int c = 0; c < S * kVectors; ++c) merge_values(o + c * W, add(sum[r][c], zero()), part, r);
         }
     };
     const int slabs = dim / kKeyTile;

@@ -1,4 +1,6 @@
 // The types that keys and values are kept in, and how attention reads and writes them.
+#include <type_traits>
+
 #include "../plan.h"
 
 namespace octavo::ISA {
@@ -39,6 +41,7 @@ struct TypeBf16 {
 #if OCTAVO_PAIRED_BF16
     using operand = bf16;
     using wide = TypeBf16;
+    using pair = pairs_bf16;
     static constexpr bool paired = true;
     static pairs_bf16 pairs(const bf16* p, int64_t) { return load_pairs(p); }
     static void put(bf16* p, int64_t, vf even, vf odd) { store_pairs(p, join_pairs(even, odd)); }
@@ -55,6 +58,9 @@ struct TypeByte {
     using operand = TypeBf16::operand;
     using wide = TypeBf16::wide;
     static constexpr bool paired = TypeBf16::paired;
+#if OCTAVO_PAIRED_BF16
+    using pair = pairs_bf16;
+#endif
     static constexpr int step = 1;
     static vf even(const Element* p, int64_t) { return Type::load(p); }
     static vf odd(const Element* p, int64_t stride) { return Type::load(p + stride); }
@@ -75,23 +81,40 @@ struct TypeE5M2 : TypeByte<TypeE5M2, uint8_t> {
     static vf load(const uint8_t* p) { return load_e5m2(p); }
     static uint8_t round(float x) { return f32_to_e5m2(x); }
 };
-// In units of a scale for each token, which meets its score, and its p before p is rounded.
-struct TypeI8 : TypeByte<TypeI8, int8_t> {
-    static vf load(const int8_t* p) { return load_i8(p); }
+// Integers in units of a scale for each token, multiplied as such, exactly: attention_integers.inl.
+struct TypeI16 {
+    using element = int16_t;
+    using operand = int16_t;
+    using wide = TypeI16;
+    using pair = vi;
+    static constexpr bool paired = true;
+    static constexpr int step = 2;
+    static constexpr int largest = kLargestI16;
+    static vi pairs(const int16_t* p, int64_t) { return load_i16(p); }
+    static void write(int16_t* p, vf a) { store_i16(p, to_i32(a)); }
+};
+struct TypeI8 : TypeI16 {
+    using element = int8_t;
+    static constexpr int largest = 127;
+    static vi pairs(const int8_t* p, int64_t) { return widen_i8(p); }
     static void write(int8_t* p, vf a) {
-        int32_t lanes[W];
-        store_i(lanes, to_i32(a));
+        int16_t lanes[W];
+        store_i16(lanes, to_i32(a));
         for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(lanes[i]);
     }
 };
+static inline vi broadcast_pair(const int16_t* p) {
+    int32_t pair;
+    std::memcpy(&pair, p, 4);
+    return set1_i(pair);
+}
+static inline vi dot_pairs(vi sum, vi a, vi b) { return add_dot_s16(sum, a, b); }
 
 }  // namespace
 
 // Whether the scales of its tokens stand behind a tile.
 template <class T>
-constexpr bool kScaled = false;
-template <>
-constexpr bool kScaled<TypeI8> = true;
+constexpr bool kScaled = std::is_base_of_v<TypeI16, T>;
 
 // What keys and values are in units of: q, and in the end o, are multiplied by it, a power of two, which rounds nothing.
 static inline float unit_of(CacheType type) { return type == CacheType::e4m3 ? kE4M3Unit : 1.0f; }
@@ -111,7 +134,39 @@ static inline void with_type(CacheType type, Function function) {
             return function(TypeE5M2{});
         case CacheType::i8:
             return function(TypeI8{});
+        case CacheType::i16:
+            return function(TypeI16{});
     }
+}
+
+// Values of up to `largest` as integers of up to `most`: what an integer stands for, and how many are 1.
+struct Unit {
+    float unit, inverse;
+    Unit(float largest, float most) : unit(0.0f), inverse(0.0f) {
+        if (largest < most * 0x1p-126f) return;  // the inverse would be beyond 2^126
+        unit = largest / most, inverse = most / largest;
+    }
+};
+// `size` values in the cache's type; returns what they are to be multiplied by.
+template <class T, int kLargest>
+static inline float round_scaled(const float* x, int size, typename T::element* out) {
+    vf top = zero(), spoiled = zero();  // max() passes NaN over; NaN or infinity times 0 is NaN
+    for (int d = 0; d < size; d += W) {
+        const vf a = load_n(x + d, size - d);
+        top = max(abs(a), top);
+        spoiled = add(spoiled, mul(a, zero()));
+    }
+    constexpr auto kMost = static_cast<float>(kLargest);
+    const Unit of(reduce_max(top), kMost);
+    for (int d = 0; d < size; d += W)
+        T::write(out + d, max(min(mul(load_n(x + d, size - d), set1(of.inverse)), set1(kMost)), set1(-kMost)));
+    return of.unit + reduce_add(spoiled);
+}
+template <class T>
+static inline float round_head(const float* x, int size, typename T::element* out) {
+    if constexpr (kScaled<T>) return round_scaled<T, T::largest>(x, size, out);
+    for (int d = 0; d < size; d += W) T::write(out + d, load_n(x + d, size - d));
+    return 1.0f;
 }
 
 }  // namespace octavo::ISA

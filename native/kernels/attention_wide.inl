@@ -35,7 +35,7 @@ template <class T>
 static __attribute__((noinline)) void attend_wide(const RowsArgs& args, float* wide) {
     constexpr int R = 6;
     const KeyTiles& tiles = *args.tiles;
-    const int dim = args.dim, rows = args.item->rows, behind = kScaled<T> ? kKeyTile * dim : 0;
+    const int dim = args.dim, rows = args.item->rows;
     float *scores = wide + kWideFloats, *queries = scores + kItemRows * kRange;
     Seen seen[kItemRows];
     Range sees[kItemRows / R];  // of each R rows
@@ -56,14 +56,15 @@ static __attribute__((noinline)) void attend_wide(const RowsArgs& args, float* w
                                           scores + row * kRange + t * kKeyTile);
     }
 
-    Factors factors[kItemRows];
+    Partials<kItemRows> part;
     for (int row = 0; row < rows; ++row) {
         const Range of = sees[row / R];
+        part.m[row] = kNothing, part.l[row] = 0.0f;
         if (of.begin >= of.end) continue;
-        float m, l;
-        soften(args, scores + row * kRange, seen[row], static_cast<int>(of.begin), static_cast<int>(of.end), behind, m, l);
-        factors[row] = merge_sums(args.slot.m[row], args.slot.l[row], m, l);
+        softmax_row(scores + row * kRange, static_cast<int>(of.begin) * kKeyTile, static_cast<int>(of.end) * kKeyTile, seen[row],
+                    args.a->softcap, part.m[row], part.l[row]);
     }
+    merge_sums(args.slot.m, args.slot.l, part, rows);
 
     for (int slab = 0; slab < dim; slab += kKeyTile) {
         for (int t = tiles.begin; t < tiles.end; ++t) widen<T>(tiles.values[t], slab, dim, kKeyTile / 2, wide + t * kKeyTile * kKeyTile);
@@ -75,8 +76,8 @@ static __attribute__((noinline)) void attend_wide(const RowsArgs& args, float* w
             multiply_slab<kKeyTile>(rows_at(row), wide + first * kKeyTile, scores + row * kRange + first, kRange, count, sums);
             for (int r = 0; r < rows_at(row); ++r)
                 for (int c = 0; c < kKeyTile; c += W)  // as in attend_rows()
-                    merge_values(args.slot.o + int64_t{row + r} * dim + slab + c, add(load(sums + r * kKeyTile + c), zero()),
-                                 factors[row + r]);
+                    merge_values(args.slot.o + int64_t{row + r} * dim + slab + c, add(load(sums + r * kKeyTile + c), zero()), part,
+                                 row + r);
         }
     }
 }

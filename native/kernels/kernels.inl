@@ -22,9 +22,9 @@ namespace octavo::ISA {
 
 extern const KernelTable table;
 const KernelTable table = {
-    ISA_NAME,    W,        kPairedHalves, act_of,   act_bytes,   quantize, linear, gated_linear,      embed,     rms_norm,
-    rope_angles, rope,     activation,    add_rows, select_rows, softcap,  store,  attention_scratch, attention, attention_merge,
-    sample,      panel_of, math,
+    ISA_NAME,        W,           kPairedHalves, kFastestAsI16, act_of,   act_bytes,   quantize, linear, gated_linear,      embed,
+    rms_norm,        rope_angles, rope,          activation,    add_rows, select_rows, softcap,  store,  attention_scratch, attention,
+    attention_merge, sample,      panel_of,      math,
 };
 
 }  // namespace octavo::ISA

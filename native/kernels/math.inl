@@ -23,6 +23,22 @@ static inline vf exp(vf x) {
     return select_lt(x, low, zero(), result);
 }
 
+// exp(x) for x <= 0 as 2^(n + f), by a polynomial of degree 5 in f: relative error below 2e-7 - x / 2^26, and 1 at 0. Its range ends
+// between 2^-126 and half of that, then it is 0: 2^-127 is by its bits. NaN stays NaN.
+static inline vf exp_to_one(vf x) {
+    const vf shift = set1(12582912.0f + 127.0f);  // as in exp()
+    x = max(set1(-88.0296919f), x);
+    const vf t = fma(x, set1(1.44269504f), shift);
+    const vf f = fma(x, set1(1.44269504f), sub(shift, t));
+    vf p = set1(1.3264727e-3f);
+    p = fma(p, f, set1(9.671513e-3f));
+    p = fma(p, f, set1(5.5507336e-2f));
+    p = fma(p, f, set1(2.4022242e-1f));
+    p = fma(p, f, set1(6.9314700e-1f));
+    p = fma(p, f, set1(1.0f));
+    return mul(p, low_bits_as_exponent(t));
+}
+
 // tanh(x) = 1 - 2 / (exp(2x) + 1), by the odd polynomial near zero, where that difference would cancel.
 static inline vf tanh(vf x) {
     vf magnitude = min(set1(20.0f), abs(x));

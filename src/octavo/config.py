@@ -28,7 +28,7 @@ from octavo.options import (
 )
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
-# As asked -> as the cache names it; auto is what the model computes in.
+# As asked -> as the cache names it; auto is chosen in model_files.py.
 KV_CACHE_TYPES = {
     "bf16": "bf16",
     "bfloat16": "bf16",
@@ -40,6 +40,7 @@ KV_CACHE_TYPES = {
     "fp8_e4m3": "fp8_e4m3",
     "fp8_e5m2": "fp8_e5m2",
     "int8": "int8",
+    "int16": "int16",
 }
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "gguf")  # gguf: as auto, of a file that must be one
 LATER_QUANTIZATIONS = (
@@ -205,8 +206,9 @@ class EngineConfig(Options):
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Type that keys and values are kept in: auto (what the model computes in), bfloat16, float16, float32, "
-        "fp8_e4m3 (or fp8), fp8_e5m2, or int8 with a scale for each token and head.",
+        "Type that keys and values are kept in: auto (as many bits as the model computes in, of the type that this "
+        "machine multiplies fastest), bfloat16, float16, float32, fp8_e4m3 (or fp8), fp8_e5m2, or int16 or int8 with a "
+        "scale for each token and head.",
         choice(("auto", *KV_CACHE_TYPES)),
     )
     enable_prefix_caching: bool = option(True, "Keep computed blocks for prompts that begin alike.", boolean)

@@ -17,7 +17,7 @@ from octavo.engine.request import Sequence
 
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
 BEST = ISAS[0]
-CACHE_TYPES = ["float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8"]  # other than that of bfloat16's own
+CACHE_TYPES = ["bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8", "int16"]
 FORMATS = ["float32", "bfloat16", "float16", *GGUF_FORMATS, "int8", "int4", "int4 of 128", "none"]
 
 

@@ -17,7 +17,7 @@ struct Case {
     float softcap;
 };
 
-constexpr const char* kTypes[] = {"f32", "f16", "bf16", "e4m3", "e5m2", "i8"};
+constexpr const char* kTypes[] = {"f32", "f16", "bf16", "e4m3", "e5m2", "i8", "i16"};
 
 std::string name_of(const Case& s) {
     return std::string(kTypes[static_cast<int>(s.type)]) + " " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " heads of " +
@@ -104,15 +104,20 @@ void attend(const KernelTable& table, const Case& s, const Cache& cache, const M
 // Whether the table multiplies pairs of bf16, so that the weights p are rounded to it, with the scales of the values in them.
 bool rounds_weights(const KernelTable& table, CacheType type) {
     const std::string name = table.name;
-    return type != CacheType::f32 && type != CacheType::f16 && (name == "avx512_bf16" || name == "neon_i8mm" || name == "scalar");
+    return type != CacheType::f32 && type != CacheType::f16 && !scaled(type) &&
+           (name == "avx512_bf16" || name == "neon_i8mm" || name == "scalar");
 }
 
 // The softmax turns an absolute error of a score into a relative one of p; the output then moves by that part of the largest value. A score
-// errs by the roundings of its sum, which is at most |q| |k|; p, where it is rounded to bf16, by 2^-9.
+// errs by the roundings of its sum, which is at most |q| |k|; p, where it is rounded to bf16, by 2^-9. Beside i8 and i16, q and p are integers
+// of up to 8191: half a unit of the largest q for each |k|, whose sum is at most sqrt(head_dim) times its norm; half a unit of the largest
+// p for each of 256 values, either way, so that six standard deviations of their sum are 6 * 16 / sqrt(12) units.
 double tolerance_of(const Context& c, const Case& s, double q_norm, double k_norm, double v_largest) {
     const double unit = rounds_weights(c.table, s.type) ? 0x1p-9 : 0.0;
-    const double score = q_norm * k_norm * static_cast<double>(scale_of(s)) * kEpsilon * (s.head_dim / 8.0 + 1.0);
-    return v_largest * (2.0 * score + 2.0 * unit + 64.0 * kEpsilon);
+    const bool integers = scaled(s.type);
+    const double score = q_norm * k_norm * static_cast<double>(scale_of(s)) *
+                         (kEpsilon * (s.head_dim / 8.0 + 1.0) + (integers ? std::sqrt(s.head_dim) / (2.0 * 8191.0) : 0.0));
+    return v_largest * (2.0 * score + 2.0 * unit + 64.0 * kEpsilon + (integers ? 6.0 * 16.0 / std::sqrt(12.0) / 8191.0 : 0.0));
 }
 
 float rounded(CacheType type, float x, float scale) {
@@ -129,11 +134,13 @@ float rounded(CacheType type, float x, float scale) {
             return e5m2_to_f32(f32_to_e5m2(x));
         case CacheType::i8:
             return std::nearbyint(x * (127.0f / scale)) * (scale / 127.0f);
+        case CacheType::i16:
+            return std::nearbyint(x * (4095.0f / scale)) * (scale / 4095.0f);
     }
     return x;
 }
 
-// As the cache of `s` gives it back: i8 has the scale of the largest of each head.
+// As the cache of `s` gives it back: i8 and i16 have the scale of the largest of each head.
 Matrix rounded(const Case& s, Matrix m) {
     for (int r = 0; r < m.rows; ++r)
         for (float* head = m.row(r); head < m.row(r) + m.columns; head += s.head_dim) {
@@ -230,7 +237,8 @@ void check_case(Context& c, const Case& s) {
 }  // namespace
 
 void check_attention(Context& c) {
-    for (CacheType type : {CacheType::f32, CacheType::f16, CacheType::bf16, CacheType::e4m3, CacheType::e5m2, CacheType::i8}) {
+    for (CacheType type :
+         {CacheType::f32, CacheType::f16, CacheType::bf16, CacheType::e4m3, CacheType::e5m2, CacheType::i8, CacheType::i16}) {
         check_case(c, {type, 64, 6, 2, 16, 0, 0.0f});
         check_case(c, {type, 128, 4, 1, 32, 0, 0.0f});
         check_case(c, {type, 32, 3, 3, 64, 100, 0.0f});

@@ -14,9 +14,9 @@ from octavo.ops.reference.numbers import round_to
 
 ISAS = [name for name, supported, _ in _native.isa_levels() if supported]
 POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 2)}
-TYPES = ["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
+TYPES = ["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int16"]
 PAIRED = ("avx512_bf16", "neon_i8mm", "scalar")  # levels that multiply pairs of bf16, or do as if
-NEVER_PAIRED = ("f32", "f16")
+NEVER_PAIRED = ("f32", "f16", "int8", "int16")
 
 
 @dataclass
@@ -104,7 +104,8 @@ def definition(sequence: Sequence, spec: AttentionSpec, dtype: str, isa: str) ->
     Each dot product of n terms may be off by n units of 2^-24 of the sum of its absolute terms. An error of d in the
     scores is a relative error of 2d in the weights. Where bf16 pairs are multiplied, q and p carry a rounding of
     2^-9 each. Scales, where there are any, add two roundings to the scores and one to the weights. A weight of less
-    than 2^-126 of the largest may be none.
+    than 2^-126 of the largest may be none. Keys and values of int16 meet integers of up to 8191: q in units of its
+    largest, and weights in units of the largest in a range, times its value's scale; each is half a unit off at most.
     """
     length, group = len(sequence.q), spec.num_heads // spec.num_kv_heads
     q = sequence.q.astype(np.float64).reshape(length, spec.num_heads, spec.head_dim)
@@ -116,10 +117,22 @@ def definition(sequence: Sequence, spec: AttentionSpec, dtype: str, isa: str) ->
     norms = np.repeat(np.linalg.norm(k, axis=-1).max(axis=0), group)  # sum |q||k| <= |q| |k|
     magnitude = np.linalg.norm(q, axis=-1) * norms * abs(spec.scale)
     score_error = magnitude * ((spec.head_dim + 8) * unit + rounding) + spec.softcap * 8 * unit
+    if dtype in ("int8", "int16"):
+        largest_q, sum_of_k = abs(q).max(axis=-1), np.repeat(abs(k).sum(axis=-1).max(axis=0), group)
+        score_error += largest_q * sum_of_k * abs(spec.scale) / (2 * 8191)
     weight_error = 2 * score_error + 2 * rounding + (256 + length // 256 + 16) * unit
     spread = attend(q, k, abs(v), positions, positions, spec)
     vanished = length * 2.0**-126 * abs(v).max()
-    return out.reshape(length, -1), (spread * weight_error[:, :, None] + vanished).reshape(length, -1)
+    error = spread * weight_error[:, :, None] + vanished
+    if dtype in ("int8", "int16"):
+        each = np.repeat(np.eye(length)[:, None], spec.num_kv_heads, axis=1)
+        largest_v = np.maximum(abs(v).max(axis=-1, keepdims=True), 1e-30)
+        weights = attend(
+            q, k, each * largest_v, positions, positions, spec
+        )  # [tokens, heads, keys], times their values
+        sums = np.repeat(np.cumsum(abs(v) / largest_v, axis=0), group, axis=1)
+        error += weights.max(axis=-1, keepdims=True) * sums / (2 * 8191)
+    return out.reshape(length, -1), error.reshape(length, -1)
 
 
 def check(sequence: Sequence, spec: AttentionSpec, dtype: str, isa: str) -> None:
@@ -411,7 +424,8 @@ def table_of(mantissa: int, bias: int, largest: int) -> np.ndarray:
 
 
 def test_cache_says_its_size_and_its_limits() -> None:
-    for dtype, size in (("f32", 320), ("f16", 160), ("bf16", 160), ("fp8_e4m3", 80), ("fp8_e5m2", 80), ("int8", 84)):
+    sizes = {"f32": 320, "f16": 160, "bf16": 160, "fp8_e4m3": 80, "fp8_e5m2": 80, "int8": 84, "int16": 164}
+    for dtype, size in sizes.items():
         expected = 2 * 7 * 32 * 3 * size  # 72 is stored as 80; a scale takes 4
         assert _native.KVCache.bytes_per_block(7, 32, 3, 72, dtype) == expected
         assert _native.KVCache(7, 10, 32, 3, 72, dtype).bytes == 10 * expected

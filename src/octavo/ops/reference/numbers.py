@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
-StorageType = Literal["f64", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
+StorageType = Literal["f64", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int16"]
 LARGEST_F16 = np.float32(65504)
+INTEGERS = {"int8": 127, "int16": 4095}  # largest: products of int16 are summed up in 32 bits
 # Bits of mantissa, exponent of the least normal, largest value.
 FP8 = {"fp8_e4m3": (3, -6, 448.0), "fp8_e5m2": (2, -14, 57344.0)}
 
@@ -17,8 +18,8 @@ FP8 = {"fp8_e4m3": (3, -6, 448.0), "fp8_e5m2": (2, -14, 57344.0)}
 def round_to(x: npt.NDArray[Any], dtype: StorageType) -> Values:
     """x as it reads back from a store of `dtype`, by way of float32, as every backend computes in it before storing.
 
-    What is beyond the largest value of f16 or fp8 is that value, infinity too, as in a cache. int8 has a scale for each
-    vector, along the last axis.
+    What is beyond the largest value of f16 or fp8 is that value, infinity too, as in a cache. int8 and int16 have a
+    scale for each vector, along the last axis.
     """
     if dtype == "f64":
         return np.asarray(x, np.float64)
@@ -29,8 +30,8 @@ def round_to(x: npt.NDArray[Any], dtype: StorageType) -> Values:
         single = np.clip(single, -LARGEST_F16, LARGEST_F16).astype(np.float16).astype(np.float32)
     elif dtype in FP8:
         return round_fp8(single.astype(np.float64), *FP8[dtype])
-    elif dtype == "int8":
-        single = round_int8(single)
+    elif dtype in INTEGERS:
+        single = round_integers(single, np.float32(INTEGERS[dtype]))
     return single.astype(np.float64)
 
 
@@ -51,15 +52,15 @@ def round_fp8(x: Values, mantissa: int, least_exponent: int, largest: float) -> 
     return rounded
 
 
-def round_int8(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """A vector (last axis) is integers of up to 127 times one scale; all NaN where one of it is not finite.
+def round_integers(x: npt.NDArray[np.float32], most: np.float32) -> npt.NDArray[np.float32]:
+    """A vector (last axis) is integers of up to `most` times one scale; all NaN where one of it is not finite.
 
     In float32, as the kernels do it: which of two integers is nearer may hang on it.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         largest = abs(x).max(axis=-1, keepdims=True)
-        vanishes = largest < np.float32(2.0**-119)
-        inverse = np.where(vanishes, np.float32(0), np.float32(127) / largest)
-        scale = np.where(vanishes, np.float32(0), largest / np.float32(127))
+        vanishes = largest < most * np.float32(2.0**-126)
+        inverse = np.where(vanishes, np.float32(0), most / largest)
+        scale = np.where(vanishes, np.float32(0), largest / most)
         scale = np.where(np.isfinite(largest), scale, np.float32(np.nan))
         return np.rint(x * inverse) * scale
