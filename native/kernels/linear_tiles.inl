@@ -24,6 +24,20 @@ struct Tile {
     int64_t ahead_bytes;
 };
 
+// The weights that come next, as far as `vectors` from `vector` on of a panel see to them, in so many calls of fetch(), two lines at most
+// in each: all of them at once would fill the miss buffers.
+struct Ahead {
+    const std::byte* next;
+    int64_t step;
+    Ahead(const Tile& t, int64_t calls, int vector, int vectors)
+        : next(t.ahead + t.ahead_bytes * vector / kPanelVectors), step(t.ahead_bytes * vectors / kPanelVectors / calls) {}
+    void fetch() {
+        __builtin_prefetch(next, 0, 2);
+        if (step > 64) __builtin_prefetch(next + 64, 0, 2);
+        next += step;
+    }
+};
+
 template <int R, int V>
 static inline void load_sums(const Tile& t, int vector, vf (&sum)[R][V]) {
     OCTAVO_UNROLL
@@ -121,7 +135,9 @@ struct FloatTile {
         const std::byte* w = t.w;
         const std::byte* a = t.a;
         const int64_t steps = t.steps, a_stride = t.a_stride;
+        Ahead ahead(t, steps, vector, V);
         for (int64_t step = 0; step < steps; ++step, w += kStepBytes, a += kActStep) {
+            if constexpr (R > 1) ahead.fetch();
             OCTAVO_UNROLL
             for (int part = 0; part < Weights::kParts; ++part) {
                 // The parts' weights are not to be in registers together: the sums would leave them.
@@ -255,8 +271,7 @@ struct IntTile {
         const int64_t steps = t.steps, a_stride = t.a_stride;
         const int column = vector * W;
         const vf zero_point = set1(static_cast<float>(Dot::kOffset - t.zero));
-        const std::byte* ahead = t.ahead;
-        const int64_t ahead_step = t.ahead_bytes / (steps * kActGroups * (32 / kSpan));
+        Ahead ahead(t, steps * kActGroups * (32 / kSpan), vector, V);
         for (int64_t step = 0; step < steps; ++step) {
             vf super_scale[V], super_minimum[V], scale[V], minimum[V];
             float parts[kWide ? R * V * W : 1] = {}, act_sums[R] = {};  // of groups of 64 and more
@@ -271,8 +286,8 @@ struct IntTile {
                 if constexpr (kTwoLevels) w += 32 / kGroup * kFactors;
                 vf part[R][V];
                 OCTAVO_UNROLL
-                for (int half = 0; half < 32 / kSpan; ++half, ahead += ahead_step) {
-                    if constexpr (R > 1) __builtin_prefetch(ahead, 0, 2);
+                for (int half = 0; half < 32 / kSpan; ++half) {
+                    if constexpr (R > 1) ahead.fetch();
                     const bool begins = half * kSpan % kGroup == 0, ends = (half + 1) * kSpan % kGroup == 0;
                     if (kTwoLevels && begins)
                         load_factors<V>(factors + half * kSpan / kGroup * kFactors, super_scale, super_minimum, scale, minimum);
@@ -356,11 +371,12 @@ struct SpanTile {
     static inline void run(const Tile& t, int vector) {
         const std::byte* w = t.w + 4 * kPanel + vector * W * 4;  // a vector of scales is as long as one of quads
         const std::byte* a = t.a;
-        const int64_t a_stride = t.a_stride, ahead_step = t.ahead_bytes / t.steps;
+        constexpr int kUnits = kActSpan / 4 * Dot::kUnits;
+        const int64_t a_stride = t.a_stride;
+        Ahead ahead(t, t.steps * kUnits, vector, V);
         if (t.first) OCTAVO_UNROLL
         for (int i = 0; i < R * V; ++i) store(t.sums + i / V * kPanel + (vector + i % V) * W, zero());
         for (int64_t step = 0; step < t.steps; ++step, w += kStepBytes, a += kActStep) {
-            if constexpr (R > 1) __builtin_prefetch(t.ahead + step * ahead_step, 0, 2);
             vi acc[R][V];
             OCTAVO_UNROLL
             for (int r = 0; r < R; ++r) {
@@ -369,7 +385,8 @@ struct SpanTile {
                 for (int v = 0; v < V; ++v) acc[r][v] = offset;
             }
             OCTAVO_UNROLL
-            for (int unit = 0; unit < kActSpan / 4 * Dot::kUnits; ++unit) {
+            for (int unit = 0; unit < kUnits; ++unit) {
+                if constexpr (R > 1) ahead.fetch();
                 decltype(Dot::weight(acc[0][0], 0)) weight[V];
                 OCTAVO_UNROLL
                 for (int v = 0; v < V; ++v)
