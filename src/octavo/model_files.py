@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from octavo import _native
 from octavo.config import KV_CACHE_TYPES, EngineConfig
 from octavo.errors import ConfigError, ModelError, RequestError
 from octavo.model.architectures import Model, load_architecture_file, resolve_model
 from octavo.model.description import Description
+from octavo.runtime.machine import select_isa
 from octavo.sampling_params import SamplingParams
 from octavo.text.gguf_tokenizer import tokenizer_from_gguf
 from octavo.text.tokenizer import Tokenizer, tokenizer_from_folder
@@ -38,7 +40,7 @@ class Files:
     checkpoint: Checkpoint
     model: Model
     tensors: Mapping[str, Tensor]
-    kv_type: str  # what keys and values are kept in: of itself the type that the model computes in
+    kv_type: str  # what keys and values are kept in
     targets: Mapping[str, Target]
 
 
@@ -52,8 +54,15 @@ def open_files(config: EngineConfig) -> Files:
         check_head(checkpoint, True, model.weight_names["embed"], model.spare_head)
     floats = float_format(config.dtype, tensors)
     targets = choose_targets(tensors, floats, config.quantization, config.quantization_group_size)
-    kv_type = KV_CACHE_TYPES.get(config.kv_cache_dtype, floats)
+    kv_type = KV_CACHE_TYPES.get(config.kv_cache_dtype) or default_kv_type(floats, select_isa(config))
     return Files(source, checkpoint, model, tensors, kv_type, targets)
+
+
+def default_kv_type(floats: str, isa: _native.KernelTable) -> str:
+    """What keys and values are kept in for a model that computes in `floats`: that, or where the machine multiplies
+    these faster, integers of 16 bits, which err by less than bfloat16.
+    """
+    return "int16" if floats != "f32" and isa.fastest_as_int16 else floats
 
 
 def check_format(checkpoint: Checkpoint, config: EngineConfig) -> None:

@@ -13,12 +13,13 @@ from octavo import _native
 from octavo.build import build
 from octavo.config import KV_CACHE_TYPES, EngineConfig
 from octavo.errors import ConfigError
+from octavo.model_files import open_files
 from octavo.runtime.kv_cache import GroupSpec, blocks_for, plan_cache
 from octavo.sampling_params import SamplingParams
 
 MIB = 1 << 20
 # Bytes of the keys, or the values, of a token in one of tiny's heads: 16 values, and a scale.
-BYTES = {"bf16": 32, "f16": 32, "f32": 64, "fp8_e4m3": 16, "fp8_e5m2": 16, "int8": 20}
+BYTES = {"bf16": 32, "f16": 32, "f32": 64, "fp8_e4m3": 16, "fp8_e5m2": 16, "int8": 20, "int16": 36}
 
 groups = st.lists(
     st.builds(
@@ -88,7 +89,7 @@ def test_the_bytes_of_each_type_are_known_at_the_start(
     folder: Path, kv_cache_dtype: str, block_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    kept = KV_CACHE_TYPES.get(kv_cache_dtype, "bf16")
+    kept = KV_CACHE_TYPES.get(kv_cache_dtype, "int16" if _native.select_isa().fastest_as_int16 else "bf16")
     each = block_size * 3 * 2 * 2 * BYTES[kept]
     model = build(
         EngineConfig(
@@ -111,6 +112,18 @@ def test_the_bytes_of_each_type_are_known_at_the_start(
         reasons += [news.finish_reason for news in model.engine.step()]
     assert reasons[-1] == "length"
     model.close()
+
+
+@pytest.mark.parametrize("isa", [name for name, supported, _ in _native.isa_levels() if supported])
+def test_what_auto_keeps(folder: Path, isa: str) -> None:
+    def kept(**options: str) -> str:
+        return open_files(EngineConfig(model=str(folder), isa=isa, **options)).kv_type
+
+    own = isa in ("scalar", "neon", "neon_i8mm")
+    assert kept() == ("bf16" if own else "int16")
+    assert kept(dtype="float16") == ("f16" if own else "int16")
+    assert kept(dtype="float32") == "f32"
+    assert kept(kv_cache_dtype="bfloat16") == "bf16"
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp16", "fp4", "int4", "turboquant", ""])

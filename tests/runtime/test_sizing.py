@@ -55,7 +55,15 @@ def test_auto_is_the_longest_context_for_which_all_fits(folder: Path, bytes_per_
 
 
 def test_the_arrays_of_a_step_are_sized_for_the_context_that_is_served(folder: Path) -> None:
-    model = build(EngineConfig(model=str(folder), max_model_len="auto", kv_cache_memory=MIB, async_scheduling=False))
+    model = build(
+        EngineConfig(
+            model=str(folder),
+            max_model_len="auto",
+            kv_cache_memory=MIB,
+            kv_cache_dtype="bfloat16",
+            async_scheduling=False,
+        )
+    )
     runner = model.engine.runner
     assert isinstance(runner, NativeRunner)
     group = runner.program.inputs.groups[0]

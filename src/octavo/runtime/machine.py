@@ -22,12 +22,17 @@ class Machine:
     looks_ahead: bool  # a step is prepared while the one before it runs
 
 
-def take_machine(config: EngineConfig) -> Machine:
-    """Kernels and threads as asked, or the best of this machine."""
+def select_isa(config: EngineConfig) -> _native.KernelTable:
+    """Kernels as asked, or the best of this machine."""
     try:
-        isa = _native.select_isa(config.isa or "")
+        return _native.select_isa(config.isa or "")
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def take_machine(config: EngineConfig) -> Machine:
+    """Kernels and threads as asked, or the best of this machine."""
+    isa = select_isa(config)
     nodes = read_nodes()
     threads = config.threads or default_threads(nodes)
     drafts, looks_ahead = config.speculative_config is not None, config.async_scheduling
