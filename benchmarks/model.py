@@ -2,7 +2,7 @@
 
 The least time of an op is what reading its bytes takes, or multiplying with the instructions that its weights are made
 for, whichever is longer; both limits are measured in this process, beside each run. Attention is held against its keys
-and values, and against the multiply-adds of the cache's type. A share is the least time over the measured one.
+and values, and against multiplying in the cache's type. A share is the least time over the measured one.
 
     python benchmarks/model.py [--model gemma3-270m] [--repeat 5] [--json]
 """
@@ -90,14 +90,15 @@ class Model:
             rows = step.rows if m.op == "logits" else tokens
             if rows:
                 seconds[m.op] += max(m.bytes / limits["read"], 2.0 * rows * m.n * m.k / limits[m.format])
-        value_bytes = 4 if self.cache_type == "f32" else 2
+        size = 16
+        block_bytes = _native.KVCache.bytes_per_block(1, size, c.num_kv_heads, c.head_dim, self.cache_type)
         for window, layers in c.cache_groups:
             operations = bytes_read = 0.0
             for count, length in step.parts:
                 seen = np.minimum(np.arange(length - count, length) + 1, window or length)
                 operations += 4.0 * c.num_heads * c.head_dim * float(seen.sum())
                 keys = min(length, window + count - 1) if window else length
-                bytes_read += 2.0 * keys * c.num_kv_heads * c.head_dim * value_bytes
+                bytes_read += keys / size * block_bytes
             least = max(bytes_read / limits["read"], operations / limits["cache"])
             seconds["attention"] += len(layers) * least
         return seconds
@@ -131,12 +132,15 @@ class Bench:
         self.seed = args.seed
 
     def limits(self) -> dict[str, float]:
-        # Attention leaves tiles to linear layers.
-        cache = "f32" if self.model.isa.name == "amx" else self.model.cache_type
+        isa, kept = self.model.isa.name, self.model.cache_type
+        # Attention leaves tiles to linear layers. On x86-64 it multiplies integers as pairs of 16 bits, as avx2
+        # does those of 8 too; the levels above it multiply twice as many of these in a cycle.
+        integers = kept in ("int8", "int16")
+        cache = "i8" if integers else "f32" if isa == "amx" else kept
         formats = {m.format for m in self.model.matrices} | {cache}
         rates = {name: statistics.median(_native.probe_dot(self.model.isa, self.pool, name, 9)) for name in formats}
         read = statistics.median(_native.probe_read(self.pool, PROBE_BYTES, 5))
-        return {**rates, "cache": rates[cache], "read": read}
+        return {**rates, "cache": rates[cache] / (2 if integers and isa != "avx2" else 1), "read": read}
 
     def steps(self, count: int, length: int, output: int) -> Iterator[Step]:
         """Runs `count` random prompts to their ends."""

@@ -8,7 +8,8 @@ namespace octavo::ISA {
 namespace {  // what a template's members export is weak
 
 // The cache's types: what is kept (element) and what it is multiplied as (operand); how the lanes of two neighbours - two dimensions of
-// keys, two tokens of values - are read, as float32 or as pairs of bf16; and what they are widened to, exactly, where rows are many.
+// keys, two tokens of values - are read, as float32, or as pairs of bf16 or of integers; and what they are widened to, exactly, where rows
+// are many.
 struct TypeF32 {
     using element = float;
     using operand = float;
@@ -51,7 +52,7 @@ struct TypeBf16 {
     static constexpr bool paired = false;
 #endif
 };
-// Types of 8 bits: bf16 holds each of their values, so from here on the arithmetic is that of bf16.
+// Floats of 8 bits: bf16 holds each of their values, so from here on the arithmetic is that of bf16.
 template <class Type, class Element>
 struct TypeByte {
     using element = Element;

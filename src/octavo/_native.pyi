@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Rows = Literal["T", "S", "R"]
-_CacheType = Literal["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
+_CacheType = Literal["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int16"]
 _Float32 = NDArray[np.float32]
 _Int32 = NDArray[np.int32]
 _Int64 = NDArray[np.int64]

@@ -15,7 +15,7 @@ from octavo.config import EngineConfig
 from octavo.weights.sources import resolve
 
 POOL = 1 << 30
-# Most that the perplexity may be of that with float32, for each type; the first is what auto gives these models.
+# Most that the perplexity may be of that with float32, for each type.
 TYPES = {"bf16": 1.005, "f16": 1.005, "int16": 1.005, "int8": 1.01, "fp8_e4m3": 1.03, "fp8_e5m2": 1.1}
 
 

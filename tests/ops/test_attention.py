@@ -104,7 +104,7 @@ def definition(sequence: Sequence, spec: AttentionSpec, dtype: str, isa: str) ->
     Each dot product of n terms may be off by n units of 2^-24 of the sum of its absolute terms. An error of d in the
     scores is a relative error of 2d in the weights. Where bf16 pairs are multiplied, q and p carry a rounding of
     2^-9 each. Scales, where there are any, add two roundings to the scores and one to the weights. A weight of less
-    than 2^-126 of the largest may be none. Keys and values of int16 meet integers of up to 8191: q in units of its
+    than 2^-126 of the largest may be none. Keys and values of integers meet integers of up to 8191: q in units of its
     largest, and weights in units of the largest in a range, times its value's scale; each is half a unit off at most.
     """
     length, group = len(sequence.q), spec.num_heads // spec.num_kv_heads
