@@ -33,6 +33,8 @@ PROBE_BYTES = 256 << 20
 PREFILLS = (1024, 4096)
 DECODES = {1: 64, 32: 32}  # sequences, and steps of theirs that are timed
 PROMPT = 128  # of a decode
+# Of 8 bits, in the time of one of 16, which integers of the cache are multiplied as; elsewhere as many.
+PRODUCTS = {"avx2_vnni": 2, "avx512": 2, "avx512_bf16": 2, "amx": 2, "neon": 4, "neon_i8mm": 4}
 SMALL = 0.01  # of a step's time: ops below it in all workloads are shown together
 
 
@@ -133,14 +135,13 @@ class Bench:
 
     def limits(self) -> dict[str, float]:
         isa, kept = self.model.isa.name, self.model.cache_type
-        # Attention leaves tiles to linear layers. On x86-64 it multiplies integers as pairs of 16 bits, as avx2
-        # does those of 8 too; the levels above it multiply twice as many of these in a cycle.
         integers = kept in ("int8", "int16")
-        cache = "i8" if integers else "f32" if isa == "amx" else kept
+        # Attention leaves tiles to linear layers, and multiplies floats of 8 bits as bfloat16.
+        cache = "i8" if integers else "f32" if isa == "amx" else "bf16" if kept.startswith("fp8") else kept
         formats = {m.format for m in self.model.matrices} | {cache}
         rates = {name: statistics.median(_native.probe_dot(self.model.isa, self.pool, name, 9)) for name in formats}
         read = statistics.median(_native.probe_read(self.pool, PROBE_BYTES, 5))
-        return {**rates, "cache": rates[cache] / (2 if integers and isa != "avx2" else 1), "read": read}
+        return {**rates, "cache": rates[cache] / (PRODUCTS.get(isa, 1) if integers else 1), "read": read}
 
     def steps(self, count: int, length: int, output: int) -> Iterator[Step]:
         """Runs `count` random prompts to their ends."""

@@ -97,8 +97,11 @@ def arguments() -> argparse.Namespace:
                         help=", ".join(f"{w.name}: {w.about}" for w in WORKLOADS.values()))  # fmt: skip
     parser.add_argument("--repeat", type=int, default=5, help="runs of each engine on each workload (default 5)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--option", nargs="*", default=[], metavar="NAME=VALUE", help="for the peer; see its adapter")
-    parser.add_argument("--octavo-option", nargs="*", default=[], metavar="NAME=VALUE", help="for octavo")
+    parser.add_argument(
+        "--option", nargs="*", action="extend", default=[], metavar="NAME=VALUE", help="for the peer; see its adapter"
+    )
+    parser.add_argument("--octavo-option", nargs="*", action="extend", default=[], metavar="NAME=VALUE",
+                        help="for octavo")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every run to FILE")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw the ratios (needs matplotlib)")
     args = parser.parse_args()
