@@ -12,13 +12,14 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Load
+from benchmarks.common import Load, family, processor_seconds
 
 from . import client
 from .processes import START_SECONDS, Server, Worker, processor, server_command
@@ -26,6 +27,8 @@ from .report import Record, plot, summarise, table, warning
 from .worker import Request
 from .workloads import WORKLOADS, Workload, warm_up
 
+PATIENCE, GLANCE = 5.0, 0.25  # seconds; in a glance the kernel counts 25 ticks of a processor
+IDLE = 0.1  # of a processor: what servers take that wait
 PEERS = {"llama_cpp": "llama.cpp", "openvino": "OpenVINO GenAI", "vllm": "vLLM"}
 
 
@@ -54,6 +57,23 @@ class OverHttp:
         return clock.entries, seconds
 
 
+def settle(engines: Mapping[str, InProcess | OverHttp]) -> None:
+    """Waits until no engine computes: threads of OpenMP spin for 0.2 seconds after their work, in the other's run."""
+    pids = [engine.process.pid for engine in engines.values()]
+    before, deadline = spent(pids), time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        time.sleep(GLANCE)
+        now = spent(pids)
+        if now - before < IDLE * GLANCE:
+            return
+        before = now
+    print(f"an engine is busy {PATIENCE:.0f} s after its run", file=sys.stderr)
+
+
+def spent(pids: list[int]) -> float:
+    return sum(processor_seconds(member) for pid in pids for member in family(pid))
+
+
 def measure(engine: InProcess | OverHttp, workload: Workload, requests: list[Request]) -> Record:
     load = Load(engine.process.pid)
     times, seconds = engine.run(requests, workload)
@@ -73,6 +93,7 @@ def alternate(
     for turn in range(-1, args.repeat):  # the first warms up
         requests = workload.requests(args.seed * 1_000_000 + (turn + 1) * 1000, vocab)
         for name in sorted(engines, reverse=turn % 2 == 0):
+            settle(engines)
             if turn < 0:
                 engines[name].run(warm_up(requests), workload)
                 continue
