@@ -53,12 +53,33 @@ def decode_rate(requests: list[Request], times: Times, seconds: float) -> float:
     return sum(count - 1 for _, _, count in times) / (max(t[1] for t in times) - min(t[0] for t in times))
 
 
+def first_tokens(times: Times) -> list[float]:
+    return [1000 * first for first, _, _ in times]
+
+
+def later_tokens(times: Times) -> list[float]:
+    """Milliseconds from token to token, of each request."""
+    return [1000 * (last - first) / (count - 1) for first, last, count in times if count > 1]
+
+
+def worst(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[98]
+
+
+def latency(name: str, of: Callable[[Times], float]) -> Metric:
+    return Metric(name, "ms", lambda requests, times, seconds: of(times), more_is_better=False)
+
+
 DECODE = Metric("decode", "tok/s", decode_rate)
 PREFILL = Metric("prefill", "tok/s", lambda requests, times, seconds: len(requests[0].prompt) / times[0][0])
-FIRST = Metric("first token", "ms", lambda requests, times, seconds: 1000 * times[0][0], more_is_better=False)
-MEDIAN_FIRST = Metric(
-    "median first token", "ms", lambda requests, times, seconds: 1000 * statistics.median(t[0] for t in times), False
-)
+FIRST = latency("first token", lambda times: first_tokens(times)[0])
+MEDIAN_FIRST = latency("median first token", lambda times: statistics.median(first_tokens(times)))
+LATENCIES = [
+    MEDIAN_FIRST,
+    latency("first token, 99 % within", lambda times: worst(first_tokens(times))),
+    latency("median later token", lambda times: statistics.median(later_tokens(times))),
+    latency("later token, 99 % within", lambda times: worst(later_tokens(times))),
+]
 OUTPUT = Metric("output", "tok/s", lambda requests, times, seconds: sum(t[2] for t in times) / seconds)
 SECONDS = Metric("all", "s", lambda requests, times, seconds: seconds, more_is_better=False)
 
@@ -72,6 +93,6 @@ WORKLOADS = {
         Workload("B4096", "prefill of 4,096", [(4096, 1)], [PREFILL]),
         Workload("C", "64 requests at once, 17,241 in, 9,172 out", C, [OUTPUT, MEDIAN_FIRST]),
         Workload("D", "32 x (1,024 shared + 32 in, 32 out)", [(1056, 32)] * 32, [SECONDS], shared=1024),
-        Workload("C16", "the 64 requests over HTTP, 16 streams", C, [OUTPUT, MEDIAN_FIRST], streams=16),
+        Workload("C16", "the 64 requests over HTTP, 16 streams", C, [OUTPUT, *LATENCIES], streams=16),
     )
 }
